@@ -88,7 +88,13 @@ class WeightStore:
         path = Path(path)
         scratch = path.with_name(path.name + ".partial")
         # Copies, since the target may be the very file the lazy tensors are mapped from.
-        save_file({name: np.ascontiguousarray(self.get(name)).reshape(self.get(name).shape) for name in self}, scratch)
+        save_file(
+            {
+                name: np.ascontiguousarray(self.get(name)).reshape(self.get(name).shape)
+                for name in self
+            },
+            scratch,
+        )
         scratch.replace(path)
 
     @classmethod
