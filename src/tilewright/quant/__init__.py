@@ -1,0 +1,1 @@
+"""Quantisation: calibration, integer parameters, reference semantics, comparison."""
