@@ -38,45 +38,66 @@ def activation_bytes(hardware: Hardware, pixels: int, channels: int, element_byt
 
 @dataclass(frozen=True)
 class ConvForm:
-    """How one convolution tile is laid on the array; all counts are of one `mac_conv`."""
+    """How one convolution tile is laid on the array.
+
+    A tile is cut into `parts` of equal size (packs of groups; one part when not grouped), each executed by
+    its own `mac_conv`; all other counts are of one part.
+    """
 
     diagonal: bool
     """Depthwise: one input channel a column."""
     merge_kernel_row: bool
-    """A whole kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of 1."""
+    """A kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of 1."""
+    parts: int
+    """Packs of groups in the tile."""
     group_pack: int
-    """Groups side by side on the array (block-diagonal weights); 1 for ungrouped convolutions."""
-    block_channels: int
-    """Input channels of the vector one output-channel block reads (per kernel position)."""
+    """Groups side by side on the array (block-diagonal weights) in one part."""
+    part_in_channels: int
+    """Input channels of a part."""
+    part_out_channels: int
+    """Output channels of a part."""
+    vector: int
+    """Elements of the activation vector read at one kernel position."""
     rows: int
-    """Rows of a full channel block."""
-    row_blocks: int
-    """Channel blocks."""
-    last_rows: int
-    """Rows of the last channel block."""
-    block_columns: int
-    """Output channels of a full output-channel block."""
+    """Array rows of a full channel block."""
     kernel_steps: int
     """Kernel positions that are separate steps (k_h * k_w, or k_h when merged)."""
+    columns: int
+    """Output channels of a full output-channel block."""
 
-    def weight_pitch(self, columns: int) -> int:
-        """Return the bytes between weight rows of a tile whose widest block has `columns` columns."""
-        return align(columns, 4)
+    @property
+    def row_blocks(self) -> int:
+        """Channel blocks a kernel position takes."""
+        return ceil(self.vector / self.rows)
 
-    def step_rows(self) -> int:
-        """Return the weight rows of one output-channel block."""
-        if self.diagonal:
-            return self.kernel_steps
-        return self.kernel_steps * ((self.row_blocks - 1) * self.rows + self.last_rows)
+    @property
+    def last_rows(self) -> int:
+        """Rows of the last channel block."""
+        return self.vector - (self.row_blocks - 1) * self.rows
 
-    def oc_blocks(self, out_channels: int) -> int:
-        """Return the output-channel blocks of a tile of `out_channels` channels."""
-        return ceil(out_channels / self.block_columns)
+    @property
+    def part_blocks(self) -> int:
+        """Output-channel blocks of a part."""
+        return ceil(self.part_out_channels / self.columns)
 
-    def weight_bytes(self, hardware: Hardware, out_channels: int) -> int:
-        """Return the bytes of the packed weights of a tile of `out_channels` channels."""
-        pitch = self.weight_pitch(min(out_channels, self.block_columns))
-        size = self.oc_blocks(out_channels) * self.step_rows() * pitch
+    @property
+    def blocks(self) -> int:
+        """Output-channel blocks of the tile."""
+        return self.parts * self.part_blocks
+
+    @property
+    def weight_pitch(self) -> int:
+        """Bytes between weight rows."""
+        return align(min(self.part_out_channels, self.columns), 4)
+
+    @property
+    def weight_rows(self) -> int:
+        """Weight rows of one output-channel block."""
+        return self.kernel_steps * (1 if self.diagonal else self.vector)
+
+    def weight_bytes(self, hardware: Hardware) -> int:
+        """Return the bytes of the tile's packed weights, rounded up to words."""
+        size = self.blocks * self.weight_rows * self.weight_pitch
         return align(size, hardware.sram_word_bytes)
 
 
@@ -90,53 +111,62 @@ def conv_form(
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
-    `in_channels` and `out_channels` are those of the tile, all groups of it together; `group` the groups of the tile.
+    `in_channels`, `out_channels` and `group` are those of the tile, all its groups together.
     """
     size = hardware.array_size
     k_h, k_w = kernel
-    per_group_in, per_group_out = in_channels // group, out_channels // group
-    if group > 1 and per_group_in == 1 and per_group_out == 1:
-        return ConvForm(True, False, 1, size, size, 1, size, size, k_h * k_w)
+    group_in, group_out = in_channels // group, out_channels // group
+    if group > 1 and group_in == 1 and group_out == 1:
+        columns = min(size, out_channels)
+        return ConvForm(
+            True, False, 1, 1, in_channels, out_channels, columns, columns, k_h * k_w, size
+        )
     if group > 1:
-        pack = max(1, min(group, size // per_group_in, size // per_group_out))
+        pack = max(1, min(group, size // group_in, size // group_out))
         while group % pack:
             pack -= 1
-        channels = pack * per_group_in
+        channels = pack * group_in
         rows = min(size, channels)
-        blocks = ceil(channels / rows)
-        columns = pack * per_group_out if pack > 1 or per_group_out <= size else size
         return ConvForm(
-            False,
-            False,
-            pack,
-            channels,
-            rows,
-            blocks,
-            channels - (blocks - 1) * rows,
-            columns,
-            k_h * k_w,
-        )
+            False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h * k_w,
+            min(size, pack * group_out),
+        )  # fmt: skip
     pitch = pixel_pitch(hardware, in_channels)
     if k_w > 1 and dilation_x == 1 and pitch * 2 <= size:
         channels = k_w * pitch
         rows = min(size, channels)
-        blocks = ceil(channels / rows)
         return ConvForm(
-            False, True, 1, channels, rows, blocks, channels - (blocks - 1) * rows, size, k_h
+            False,
+            True,
+            1,
+            1,
+            in_channels,
+            out_channels,
+            channels,
+            rows,
+            k_h,
+            min(size, out_channels),
         )
     rows = min(size, in_channels)
-    blocks = ceil(in_channels / rows)
     return ConvForm(
-        False,
-        False,
-        1,
-        in_channels,
-        rows,
-        blocks,
-        in_channels - (blocks - 1) * rows,
-        size,
-        k_h * k_w,
-    )
+        False, False, 1, 1, in_channels, out_channels, in_channels, rows, k_h * k_w,
+        min(size, out_channels),
+    )  # fmt: skip
+
+
+def max_parameter_blocks(hardware: Hardware) -> int:
+    """Return the output-channel blocks one `vec_drain` may cover.
+
+    Bounded by a parameter bank and by the V registers left beside one lookup table, halved because the next
+    tile's biases are loaded while this one's are in use.
+    """
+    table = table_registers(hardware)
+    return max(1, min(hardware.quant_bank_entries, 16, (hardware.vector_registers - table) // 2))
+
+
+def table_registers(hardware: Hardware) -> int:
+    """Return the V registers a 256-byte lookup table takes."""
+    return ceil(256 / (4 * hardware.vector_lanes))
 
 
 def parameter_bytes(hardware: Hardware, blocks: int) -> int:
