@@ -23,6 +23,8 @@ class WeightStore:
     def __init__(self) -> None:
         self._arrays: dict[str, Array] = {}
         self._lazy: dict[str, Any] = {}
+        self.version = 0
+        """Counts the changes; equal versions of one store mean equal content."""
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays or name in self._lazy
@@ -48,6 +50,7 @@ class WeightStore:
         value = np.array(array, order="C", copy=None)
         view = value.view()
         view.flags.writeable = False
+        self.version += 1
         self._arrays[name] = view
         self._lazy.pop(name, None)
 
@@ -63,8 +66,19 @@ class WeightStore:
         array.flags.writeable = False
         return array
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of the array called `name` without reading it.
+
+        Raises:
+            KeyError: no such constant.
+        """
+        if name in self._arrays:
+            return self._arrays[name].shape
+        return tuple(self._lazy[name].get_slice(name).get_shape())
+
     def remove(self, name: str) -> None:
         """Forget `name`; nothing happens if it is not there."""
+        self.version += 1
         self._arrays.pop(name, None)
         self._lazy.pop(name, None)
 

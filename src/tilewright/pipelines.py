@@ -1,0 +1,72 @@
+"""The phases of the compiler, in order: which passes each runs. Nothing else is decided here.
+
+`tpu-mlir-opt --convert-onnx-to-top`, `--quantize` and `--convert-top-to-tpu` run groups of phases;
+so does `tilewright compile`. Names are resolved when a phase runs: importing this module is cheap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tilewright.ir.context import CompileContext
+    from tilewright.passes import Hook
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A named run of passes."""
+
+    name: str
+    """What `--dump-stages` and progress call it."""
+    level: str
+    """Level of the module afterwards (see `levels.LEVELS`)."""
+    passes: tuple[str, ...]
+    """Passes in order, each `name` or `name{option=value}`."""
+
+
+PHASES: tuple[Phase, ...] = ()
+"""Everything between import and encoding."""
+
+GROUPS: dict[str, tuple[str, ...]] = {
+    "convert-onnx-to-top": ("import", "optimise"),
+    "quantize": ("layout", "quantise"),
+    "convert-top-to-tpu": ("linalg", "affine", "tpu"),
+}
+"""The documents' three flags, and the phases each stands for."""
+
+
+@dataclass(frozen=True)
+class CalibrationOptions:
+    """Where the sample inputs are and how ranges are chosen from them."""
+
+    data: Path | None
+    """Folder of images, .npy or .npz files."""
+    method: str = "kl"
+    """"max" or "kl"."""
+    samples: int = 200
+    """At most this many inputs are used."""
+
+
+def phase(name: str) -> Phase:
+    """Return the phase called `name`."""
+    return next(item for item in PHASES if item.name == name)
+
+
+def run_phases(
+    module: ModuleOp, context: CompileContext, names: Iterable[str], hooks: Sequence[Hook] = ()
+) -> None:
+    """Run the phases called `names` on `module`, in place.
+
+    Raises:
+        TilewrightError: as the passes and hooks do.
+    """
+    from tilewright.passes import make_pass, run_passes
+
+    for name in names:
+        run_passes(module, context, [make_pass(text) for text in phase(name).passes], hooks)

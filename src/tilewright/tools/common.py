@@ -1,0 +1,136 @@
+"""What the three `tpu-mlir-*` tools share: error endings, output, targets."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from tilewright.diagnostics import TilewrightError, UsageError
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tilewright.ir.context import CompileContext
+    from tilewright.spec.hardware import Hardware
+
+DEFAULT_TARGET = "tpu_v2"
+"""The documents' chip, for tools that are not told one."""
+
+
+class ToolParser(argparse.ArgumentParser):
+    """A parser without abbreviations, whose errors are `UsageError`s with a hint."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+
+    def error(self, message: str) -> NoReturn:
+        """Raise instead of printing the whole usage."""
+        raise UsageError("E0702", message, hint=f"`{self.prog} --help` lists all options")
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse options and positionals in any order; unknown options get a suggestion."""
+        from tilewright.passes import suggest
+
+        known, rest = self.parse_known_intermixed_args(list(argv))
+        if rest:
+            flag = rest[0].split("=", 1)[0]
+            options = [name for action in self._actions for name in action.option_strings]
+            if flag.startswith("-"):
+                raise UsageError(
+                    "E0702",
+                    f"there is no option `{flag}`",
+                    hint=suggest(flag, options) or f"`{self.prog} --help` lists all options",
+                )
+            raise UsageError("E0702", f"one input file is expected, `{rest[0]}` is another")
+        return known
+
+
+def run_tool(body: Callable[[list[str]], int], argv: Sequence[str] | None) -> int:
+    """Call `body` with the arguments; turn whatever it raises into words and an exit code.
+
+    Returns:
+        0 success, 1 the input is wrong, 2 the command line is, 70 a fault of ours, 130 interrupted.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        code = body(arguments)
+        sys.stdout.flush()
+        return code
+    except TilewrightError as error:
+        if debug:
+            traceback.print_exc()
+        print(error, file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader has gone (`... | head`). Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except Exception as error:
+        # The outermost frame: nothing can be done with it but to say that it is our fault.
+        if debug:
+            traceback.print_exc()
+        print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+        print("hint: run again with `--debug` and report what it prints", file=sys.stderr)
+        return 70
+
+
+def load_target(name: str | None) -> Hardware:
+    """Return the target called `name`, or described by the file `name` (also `tpu_v2.yaml`).
+
+    Raises:
+        TilewrightError: E0201.
+    """
+    from tilewright.spec.hardware import load_target as load
+
+    wanted = name or DEFAULT_TARGET
+    # The documents write `--hardware-config=tpu_v2.yaml`; without such a file, ours is meant.
+    if wanted.endswith(".yaml") and "/" not in wanted and not Path(wanted).exists():
+        wanted = wanted.removesuffix(".yaml")
+    return load(wanted)
+
+
+def read_input(name: str | None, target: Hardware | None) -> tuple[ModuleOp, CompileContext, str]:
+    """Read the module called `name` (`-` or None: standard input, which cannot name weights).
+
+    Returns:
+        The module, its context, and what messages call it.
+    """
+    from tilewright.ir.io import MAX_TEXT_BYTES, new_context, parse_text, read_module
+
+    if name is None or name == "-":
+        text = sys.stdin.read(MAX_TEXT_BYTES + 1)
+        if len(text) > MAX_TEXT_BYTES:
+            raise TilewrightError("E0501", "standard input is too long for a module")
+        context = new_context(target=target)
+        return parse_text(text, context, "<stdin>"), context, "<stdin>"
+    module, context = read_module(Path(name), target)
+    return module, context, name
+
+
+def write_output(
+    module: ModuleOp, context: CompileContext, name: str | None, *, generic: bool
+) -> None:
+    """Write the module and its weights to `name`, or its text to standard output (`-` or None)."""
+    from tilewright.ir.io import print_module, write_module
+
+    if name is None or name == "-":
+        sys.stdout.write(print_module(module, generic=generic))
+    else:
+        write_module(module, context, Path(name), generic=generic)
