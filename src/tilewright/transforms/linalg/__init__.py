@@ -1,0 +1,1 @@
+"""Passes that make and change the linalg level."""
