@@ -16,7 +16,9 @@ from tilewright.dialects.top.base import (
     AttrValue,
     TopOp,
     create,
+    element_type,
     is_absent,
+    numpy_dtype,
     to_attribute,
 )
 from tilewright.dialects.top.elementwise import (
@@ -201,8 +203,10 @@ __all__ = [
     "WeightOp",
     "WhereOp",
     "create",
+    "element_type",
     "elementwise",
     "is_absent",
+    "numpy_dtype",
     "shaping",
     "spatial",
     "to_attribute",

@@ -9,18 +9,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
+import numpy as np
 from typing_extensions import override
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     FloatAttr,
     IntegerAttr,
+    IntegerType,
     NoneType,
+    Signedness,
     StringAttr,
     TensorType,
+    bf16,
+    f16,
     f32,
+    f64,
     i1,
     i64,
 )
@@ -280,3 +286,46 @@ def create(
 def is_absent(value: SSAValue) -> bool:
     """Return whether `value` is an absent optional operand (`top.none`)."""
     return isinstance(value.type, NoneType)
+
+
+_FLOATS: dict[Attribute, str] = {bf16: "bfloat16", f16: "float16", f32: "float32", f64: "float64"}
+_FLOAT_BY_NAME = {name: element for element, name in _FLOATS.items()}
+
+
+def numpy_dtype(element: Attribute) -> np.dtype[Any]:
+    """Return the numpy type of an element type: `i1` is bool, signless integers are signed.
+
+    Raises:
+        TypeError: there is none (quantised types among others).
+    """
+    if element in _FLOATS:
+        if _FLOATS[element] == "bfloat16":
+            import ml_dtypes
+
+            return np.dtype(ml_dtypes.bfloat16)
+        return np.dtype(_FLOATS[element])
+    if isinstance(element, IntegerType):
+        width = element.width.data
+        if width == 1:
+            return np.dtype(np.bool_)
+        if width in (8, 16, 32, 64):
+            unsigned = element.signedness.data == Signedness.UNSIGNED
+            return np.dtype(f"{'uint' if unsigned else 'int'}{width}")
+    raise TypeError(f"no numpy type for {element}")
+
+
+def element_type(dtype: np.dtype[Any]) -> Attribute:
+    """Return the element type of a numpy type; the inverse of `numpy_dtype`.
+
+    Raises:
+        TypeError: there is none (complex numbers, strings).
+    """
+    if dtype.name in _FLOAT_BY_NAME:
+        return _FLOAT_BY_NAME[dtype.name]
+    if dtype.kind == "b":
+        return i1
+    if dtype.kind == "i":
+        return IntegerType(8 * dtype.itemsize)
+    if dtype.kind == "u":
+        return IntegerType(8 * dtype.itemsize, Signedness.UNSIGNED)
+    raise TypeError(f"no element type for {dtype}")

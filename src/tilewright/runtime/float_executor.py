@@ -1,0 +1,220 @@
+"""Float execution of the `top` graph by onnxruntime: the reference, and what calibration runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.ir.weights import Array, WeightStore
+
+if TYPE_CHECKING:
+    import onnxruntime
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tilewright.runtime.top_to_onnx import ExportedModel
+
+EXTERNAL_BYTES = 2**30
+"""From this size on constants are handed over beside the model: protobuf ends at 2 GB."""
+
+
+class TopSession:
+    """A float `top` module made ready once and run many times.
+
+    Attributes:
+        inputs: the function's argument names.
+        outputs: the function's result names.
+        values: names of all values: arguments, then `layer` and `layer:i` for further results.
+    """
+
+    def __init__(
+        self,
+        module: ModuleOp,
+        weights: WeightStore,
+        *,
+        threads: int = 0,
+        optimise: bool = True,
+    ) -> None:
+        """Export the module; the runtime's session is made at the first run.
+
+        Args:
+            module: a module with a float `top` function `@main`.
+            weights: its constants.
+            threads: threads inside an operation; 0 takes all cores.
+            optimise: let onnxruntime fuse and re-lay operations (results differ in the last bits).
+
+        Raises:
+            TilewrightError: E0402, something in the module has no float meaning.
+        """
+        from tilewright.runtime.top_to_onnx import export
+
+        self._module = module
+        self._weights = weights
+        self._threads = threads
+        self._optimise = optimise
+        total = sum(weights.get(name).nbytes for name in weights)
+        self._external = total >= EXTERNAL_BYTES
+        self._plain: ExportedModel = export(module, weights, external=self._external)
+        self._full: ExportedModel | None = None
+        self._sessions: dict[bool, onnxruntime.InferenceSession] = {}
+        self.inputs: list[str] = self._plain.inputs
+        self.outputs: list[str] = self._plain.outputs
+        self.values: list[str] = list(self._plain.values)
+
+    def _session(self, full: bool) -> tuple[ExportedModel, onnxruntime.InferenceSession]:
+        import onnxruntime
+
+        from tilewright.runtime.top_to_onnx import export
+
+        if full and self._full is None:
+            self._full = export(
+                self._module, self._weights, all_values=True, external=self._external
+            )
+        model = self._full if full and self._full is not None else self._plain
+        if full not in self._sessions:
+            options = onnxruntime.SessionOptions()
+            options.intra_op_num_threads = self._threads
+            options.inter_op_num_threads = 1
+            options.log_severity_level = 4
+            # Spinning threads would take the cores from whoever prepares the next input.
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            levels = onnxruntime.GraphOptimizationLevel
+            options.graph_optimization_level = (
+                levels.ORT_ENABLE_ALL if self._optimise else levels.ORT_DISABLE_ALL
+            )
+            if model.external:
+                options.add_external_initializers(
+                    model.external,
+                    [
+                        onnxruntime.OrtValue.ortvalue_from_numpy(self._weights.get(name))
+                        for name in model.external
+                    ],
+                )
+            with _runtime_errors("prepare"):
+                self._sessions[full] = onnxruntime.InferenceSession(
+                    model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+                )
+        return model, self._sessions[full]
+
+    def _feed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Check the inputs against the function's arguments."""
+        from tilewright.dialects import top
+
+        if set(inputs) != set(self.inputs):
+            raise TilewrightError(
+                "E0103",
+                f"inputs {sorted(inputs)} were given, the model has {sorted(self.inputs)}",
+            )
+        feed: dict[str, Array] = {}
+        for name in self.inputs:
+            expected = self._plain.types[name]
+            array = np.asarray(inputs[name])
+            dtype = top.numpy_dtype(expected.get_element_type())
+            if array.dtype != dtype or array.shape != tuple(expected.get_shape()):
+                raise TilewrightError(
+                    "E0103",
+                    f'input "{name}" is {array.dtype}{list(array.shape)}, '
+                    f"the model takes {dtype}{list(expected.get_shape())}",
+                )
+            feed[name] = array
+        return feed
+
+    def run(
+        self, inputs: Mapping[str, Array], outputs: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Return results (all by default) by name; `outputs` may name values of layers too.
+
+        Raises:
+            TilewrightError: E0103, an input does not fit; E0402, onnxruntime cannot run an
+                operation; E0702, no value has such a name.
+        """
+        wanted = list(self.outputs if outputs is None else outputs)
+        feed = self._feed(inputs)
+        full = any(name not in self.outputs for name in wanted)
+        model, session = self._session(full)
+        result: dict[str, Array] = {}
+        fetched: dict[str, str] = {}
+        for name in wanted:
+            if name in model.outputs:
+                fetched[name] = name
+            elif name in feed:
+                result[name] = feed[name]
+            elif name in model.values:
+                fetched[name] = model.values[name]
+            else:
+                raise TilewrightError("E0702", f'no layer or result is called "{name}"')
+        if fetched:
+            unique = list(dict.fromkeys(fetched.values()))
+            with _runtime_errors("run"):
+                arrays = cast(list[Array], session.run(unique, feed))
+            by_name = dict(zip(unique, arrays, strict=True))
+            for name, key in fetched.items():
+                result[name] = self._checked(name, by_name[key], model.types[key].get_shape())
+        return {name: result[name] for name in wanted}
+
+    def run_values(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return every value by name: arguments, then all layers' results.
+
+        Raises:
+            TilewrightError: as `run`.
+        """
+        feed = self._feed(inputs)
+        model, session = self._session(True)
+        unique = list(dict.fromkeys(key for key in model.values.values() if key not in feed))
+        with _runtime_errors("run"):
+            arrays = cast(list[Array], session.run(unique, feed))
+        by_name = {**feed, **dict(zip(unique, arrays, strict=True))}
+        return {
+            name: self._checked(name, by_name[key], model.types[key].get_shape())
+            for name, key in model.values.items()
+        }
+
+    @staticmethod
+    def _checked(name: str, array: Array, shape: Sequence[int]) -> Array:
+        """Guard against the runtime and our shape inference meaning different things."""
+        if array.shape != tuple(shape):
+            raise TilewrightError(
+                "E0502",
+                f'"{name}": onnxruntime computed shape {list(array.shape)}, '
+                f"the module says {list(shape)}",
+            )
+        return array
+
+
+class _runtime_errors:  # noqa: N801 - reads as a statement
+    """Turns onnxruntime's exceptions into ours; they do not share a base class."""
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        import importlib
+
+        # A compiled module without stubs.
+        state: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
+        known = (
+            state.NotImplemented,
+            state.InvalidGraph,
+            state.InvalidArgument,
+            state.Fail,
+            state.RuntimeException,
+        )
+        if isinstance(error, known):
+            raise TilewrightError(
+                "E0402", f"onnxruntime cannot {self.doing} the float graph", [str(error)]
+            ) from error
+
+
+def run_top(
+    module: ModuleOp,
+    weights: WeightStore,
+    inputs: Mapping[str, Array],
+    outputs: Sequence[str] | None = None,
+) -> dict[str, Array]:
+    """Run a float `top` module once; see `TopSession.run`."""
+    return TopSession(module, weights).run(inputs, outputs)
