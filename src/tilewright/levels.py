@@ -44,6 +44,9 @@ EXECUTORS = {
 }
 """What executes a level: `f(module, weights, inputs) -> outputs`, all by name."""
 
+LIMITS = "tilewright.codegen.verify:check_module"
+"""Checks a module of instructions: `f(module, target)`."""
+
 
 def level_of(module: ModuleOp) -> str:
     """Return the lowest level that `module` has operations of ("top" for an empty module).
@@ -80,6 +83,19 @@ def execute(
     run = getattr(import_module(place), attribute)
     outputs: dict[str, Array] = run(module, context.weights, dict(inputs))
     return outputs
+
+
+def check_limits(module: ModuleOp, context: CompileContext) -> None:
+    """Check instructions against the limits of `context.target`; other levels have none.
+
+    Raises:
+        TilewrightError: E0501, for example `length 300 not divisible by burst_size 256`.
+    """
+    if level_of(module) != "tpu":
+        return
+    place, attribute = LIMITS.split(":")
+    check = getattr(import_module(place), attribute)
+    check(module, context.target)
 
 
 def seeded_inputs(module: ModuleOp, seed: int = 0) -> dict[str, Array]:

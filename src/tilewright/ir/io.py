@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 WEIGHTS_ATTRIBUTE = "tilewright.weights"
 """Module attribute that names the weights file, relative to the module's."""
 
+TARGET_ATTRIBUTE = "tilewright.target"
+"""Module attribute: the chip the module is made for, a shipped target's name or a whole YAML text."""
+
 MAX_TEXT_BYTES = 256 * 1024 * 1024
-"""Largest module text that is read; weights are not text, so a real module has a few megabytes."""
+"""Largest module text that is read; weights are not text, so real ones have a few megabytes."""
 
 UPSTREAM_DIALECTS = {
     "affine": "xdsl.dialects.affine:Affine",
@@ -167,11 +170,12 @@ def read_module(
 
     Args:
         path: the `.mlir` file.
-        target: the chip, for the context.
+        target: the chip, for the context; None: the one the module names, if it does.
         max_bytes: refuse longer texts.
 
     Raises:
-        TilewrightError: E0701 a file cannot be read; E0501 text, weights name or content is wrong.
+        TilewrightError: E0701 a file cannot be read; E0501 text, weights name or content is wrong,
+            or the module was made for another chip than `target`.
     """
     try:
         with path.open("rb") as file:
@@ -192,11 +196,51 @@ def read_module(
         ) from error
     context = new_context(target=target)
     module = parse_text(text, context, str(path))
+    context.target = _target_of(module, target, str(path))
     weights = module.attributes.get(WEIGHTS_ATTRIBUTE)
     if weights is not None:
         context.weights = _open_weights(path, weights)
     check_weights(module, context.weights, str(path))
     return module, context
+
+
+def _target_of(module: ModuleOp, given: Hardware | None, source: str) -> Hardware | None:
+    """Return the chip the module was made for; quantised numbers depend on it (its rounding)."""
+    from xdsl.dialects.builtin import StringAttr
+
+    from tilewright.levels import level_of
+    from tilewright.spec.hardware import load_target, parse_target, shipped_targets
+
+    attribute = module.attributes.get(TARGET_ATTRIBUTE)
+    if attribute is None:
+        return given
+    if not isinstance(attribute, StringAttr):
+        raise TilewrightError("E0501", f"{source}: `{TARGET_ATTRIBUTE}` must be a string")
+    text = attribute.data
+    known = text in shipped_targets()
+    own = load_target(text) if known else parse_target(text, f"{source}: {TARGET_ATTRIBUTE}")
+    if given is None or given.digest() == own.digest():
+        return own
+    if level_of(module) in ("onnx", "top"):
+        return given
+    raise TilewrightError(
+        "E0501",
+        f"{source} was made for target `{own.name}`, not for `{given.name}`",
+        hint="begin again from the unquantised module",
+    )
+
+
+def _record_target(module: ModuleOp, target: Hardware | None) -> None:
+    from xdsl.dialects.builtin import StringAttr
+
+    from tilewright.spec.hardware import load_target, shipped_targets
+
+    if target is None:
+        return
+    shipped = target.name in shipped_targets()
+    same = shipped and load_target(target.name).digest() == target.digest()
+    text = target.name if same else target.to_yaml()
+    module.attributes[TARGET_ATTRIBUTE] = StringAttr(text)
 
 
 def _open_weights(path: Path, attribute: object) -> WeightStore:
@@ -278,6 +322,7 @@ def write_module(
     from xdsl.dialects.builtin import StringAttr
 
     store = context.weights
+    _record_target(module, context.target)
     beside = path.with_name(f"{path.name.removesuffix('.mlir')}.weights.safetensors")
     if len(store):
         module.attributes[WEIGHTS_ATTRIBUTE] = StringAttr(beside.name)

@@ -303,8 +303,7 @@ def run(argv: list[str]) -> int:
     from tilewright import pipelines
     from tilewright.passes import make_pass, parse_pipeline, run_passes
 
-    wants_target = options.hardware_config is not None or any(s.kind == "phase" for s in steps)
-    target = load_target(options.hardware_config) if wants_target else None
+    target = load_target(options.hardware_config) if options.hardware_config else None
     # Pipelines are read before the module: a misspelt pass should not cost a minute.
     ready: list[list[ModulePass] | str] = [
         step.text
@@ -316,6 +315,9 @@ def run(argv: list[str]) -> int:
     ]
     hooks = hooks_for(options)
     module, context, _ = read_input(options.input, target)
+    if context.target is None and any(s.text in ("quantize", "convert-top-to-tpu") for s in steps):
+        context.target = load_target(None)
+        sys.stderr.write(f"no --hardware-config: target `{context.target.name}`\n")
     for item in ready:
         if not isinstance(item, str):
             run_passes(module, context, item, hooks)
