@@ -29,9 +29,10 @@ from tilewright.transforms.linalg.emit import (
     affine_map,
     broadcast_map,
     dims,
+    tag,
     zero_point,
 )
-from tilewright.transforms.linalg.rounding import Output, requantise, requantise_scalar
+from tilewright.transforms.linalg.rounding import Output, requantise, requantise_scalar, scalar_tags
 
 T = TypeVar("T")
 
@@ -79,7 +80,9 @@ def per_channel(
     space = dims(len(shape))
     along = affine_map(len(shape), [space[channel]])
     inputs = [(acc, AffineMap.identity(len(shape))), *((value, along) for value in parameters)]
-    return emit.elementwise("requantise", inputs, shape, i8, requantise(Output.of(op)))
+    output = Output.of(op)
+    result = emit.elementwise("requantise", inputs, shape, i8, requantise(output))
+    return tag(result, "requant", output.tags)
 
 
 def lower_conv(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -96,8 +99,9 @@ def lower_conv(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAVal
     )
     pads = int_list(op.attributes["pads"])
     source = pad_window(emit, source, layout, pads, extent, zero_point(op.operands[0]))
-    window = _Window(layout, strides, dilations, target)
-    acc = _accumulate(emit, window, source, weight, int_of(op.attributes["group"]))
+    group = int_of(op.attributes["group"])
+    window = _Window(layout, strides, dilations, target, group)
+    acc = _accumulate(emit, window, source, weight)
     return per_channel(emit, acc, 3 if layout == "nhwc" else 1, parameters, op)
 
 
@@ -112,6 +116,7 @@ class _Window:
     strides: list[int]
     dilations: list[int]
     target: tuple[int, ...]
+    group: int
 
     def contract(
         self,
@@ -143,7 +148,7 @@ class _Window:
         reads = image(self.layout, n, rows, columns, input_channels(out, deep))
         batch, height, width = image_sizes(self.layout, self.target)
         shape = image(self.layout, batch, height, width, channels)
-        return emit.generic(
+        result = emit.generic(
             "contract",
             [
                 (source, affine_map(loops, reads)),
@@ -153,6 +158,13 @@ class _Window:
             multiply_add,
             reductions=range(outer, loops),
         )
+        tags = {
+            "strides": self.strides,
+            "dilations": self.dilations,
+            "group": self.group,
+            "layout": self.layout,
+        }
+        return tag(result, "conv", tags)
 
 
 def image_sizes(layout: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -160,9 +172,8 @@ def image_sizes(layout: str, shape: tuple[int, ...]) -> tuple[int, int, int]:
     return (shape[0], shape[1], shape[2]) if layout == "nhwc" else (shape[0], shape[2], shape[3])
 
 
-def _accumulate(
-    emit: Emitter, window: _Window, source: SSAValue, weight: SSAValue, group: int
-) -> SSAValue:
+def _accumulate(emit: Emitter, window: _Window, source: SSAValue, weight: SSAValue) -> SSAValue:
+    group = window.group
     out_channels, in_channels = shape_of(weight)[:2]
     per_group = out_channels // group
     if group == 1:
@@ -219,6 +230,7 @@ def lower_linear(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
         multiply_add,
         reductions=(rank,),
     )
+    tag(acc, "conv", {"strides": [1, 1], "dilations": [1, 1], "group": 1, "layout": "rows"})
     return per_channel(emit, acc, rank - 1, parameters, op)
 
 
@@ -252,6 +264,7 @@ def lower_matmul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
         body,
         reductions=(rank,),
     )
-    identity = AffineMap.identity(rank)
+    tag(acc, "matmul", {"za": zeros[0], "zb": zeros[1]})
     tail = requantise_scalar(op, Output.of(op))
-    return emit.elementwise("requantise", [(acc, identity)], shape, i8, tail)
+    result = emit.elementwise("requantise", [(acc, AffineMap.identity(rank))], shape, i8, tail)
+    return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))

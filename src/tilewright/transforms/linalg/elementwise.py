@@ -21,9 +21,10 @@ from tilewright.transforms.linalg.emit import (
     BodyFunction,
     Emitter,
     broadcast_map,
+    tag,
     zero_point,
 )
-from tilewright.transforms.linalg.rounding import Output, WideSum
+from tilewright.transforms.linalg.rounding import Output, WideSum, scalar_tags
 
 WIDEST = 255
 """Largest magnitude of `code - zero point`."""
@@ -43,7 +44,10 @@ def lower_sum(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValu
         total = inner.minus(left, right) if subtract else inner.plus(left, right)
         return wide.finish(inner, total, output)
 
-    return _map_codes(emit, op, operands, op.name.removeprefix("quant."), body)
+    function = op.name.removeprefix("quant.")
+    result = _map_codes(emit, op, operands, function, body)
+    tags = scalar_tags(op, "mult_a", "mult_b", "shift", "bias", "bias_shift")
+    return tag(result, "eltwise", {"function": function, "za": za, "zb": zb, **tags})
 
 
 def lower_mul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -57,7 +61,9 @@ def lower_mul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValu
         product = inner.times(inner.code_offset(a, za, i64), inner.code_offset(b, zb, i64))
         return wide.finish(inner, inner.times(product, inner.constant(mult, i64)), output)
 
-    return _map_codes(emit, op, operands, "mul", body)
+    result = _map_codes(emit, op, operands, "mul", body)
+    tags = {"mult_a": mult, "mult_b": 0, **scalar_tags(op, "shift", "bias", "bias_shift")}
+    return tag(result, "eltwise", {"function": "mul", "za": za, "zb": zb, **tags})
 
 
 def lower_requantize(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -70,7 +76,9 @@ def lower_requantize(emit: Emitter, op: Operation, operands: list[SSAValue]) -> 
         code = inner.code_offset(inner.args[0], za, i64)
         return wide.finish(inner, inner.times(code, inner.constant(mult, i64)), output)
 
-    return _map_codes(emit, op, operands, "requantise", body)
+    result = _map_codes(emit, op, operands, "requantise", body)
+    tags = scalar_tags(op, "mult", "shift", "bias", "bias_shift")
+    return tag(result, "copy", {"requantise": 1, "za": za, **tags})
 
 
 def lower_lut(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -83,7 +91,7 @@ def lower_lut(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValu
         position = inner.plus(code, inner.constant(128, kind))
         return inner.add(tensor.ExtractOp(table, [position], i8))
 
-    return _map_codes(emit, op, [source], "lut", body)
+    return tag(_map_codes(emit, op, [source], "lut", body), "lut", {})
 
 
 def _map_codes(

@@ -2,12 +2,13 @@
 
 Every op emitted for a layer carries `layer = "conv1"` and `role = "pad" | "contract" |
 "requantise" | ...` (what part of
-the layer it is, for later stages; executing the IR never needs it).
+the layer it is). Ops that become compute of the affine level also carry its `kind` and parameters
+(`tag`). Both are for later stages; executing the IR never needs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from xdsl.dialects import arith, linalg, tensor
 from xdsl.dialects.builtin import (
@@ -108,6 +109,27 @@ class Body:
     def index(self, axis: int) -> SSAValue:
         """Return the loop index of `axis`."""
         return self.add(linalg.IndexOp(axis))
+
+
+Tags = Mapping[str, int | str | Sequence[int]]
+
+
+def tag(value: SSAValue, kind: str, tags: Tags) -> SSAValue:
+    """Record on the op that made `value` what later stages must know of it; returns `value`.
+
+    `docs/concepts/machine.md` lists kinds and their parameters.
+    """
+    owner = value.owner
+    assert isinstance(owner, Operation)
+    owner.attributes["kind"] = StringAttr(kind)
+    for name, item in tags.items():
+        if isinstance(item, str):
+            owner.attributes[name] = StringAttr(item)
+        elif isinstance(item, int):
+            owner.attributes[name] = IntegerAttr(item, i64)
+        else:
+            owner.attributes[name] = ArrayAttr([IntegerAttr(number, i64) for number in item])
+    return value
 
 
 BodyFunction = Callable[[Body], SSAValue]

@@ -9,7 +9,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import shape_of
 from tilewright.transforms.linalg.attributes import integer, ints, layer_name, number, text
-from tilewright.transforms.linalg.emit import Body, Emitter, affine_map, dims, zero_point
+from tilewright.transforms.linalg.emit import Body, Emitter, affine_map, dims, tag, zero_point
 
 
 def lower_reshape(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -32,7 +32,8 @@ def lower_transpose(emit: Emitter, op: Operation, operands: list[SSAValue]) -> S
     perm, shape = ints(op, "perm"), shape_of(op.results[0])
     space = dims(len(shape))
     reads = affine_map(len(shape), [space[perm.index(axis)] for axis in range(len(shape))])
-    return emit.elementwise("transpose", [(operands[0], reads)], shape, i8, _first)
+    result = emit.elementwise("transpose", [(operands[0], reads)], shape, i8, _first)
+    return tag(result, "copy", {"perm": perm})
 
 
 def lower_concat(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:

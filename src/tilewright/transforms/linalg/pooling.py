@@ -23,9 +23,10 @@ from tilewright.transforms.linalg.emit import (
     Emitter,
     affine_map,
     dims,
+    tag,
     zero_point,
 )
-from tilewright.transforms.linalg.rounding import Output, requantise_scalar
+from tilewright.transforms.linalg.rounding import Output, requantise_scalar, scalar_tags
 
 LOWEST_CODE = -128
 
@@ -41,7 +42,8 @@ def lower_avg_pool(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SS
     padding = zero_point(op.operands[0])
     acc = _pool(emit, op, operands[0], [1, 1], padding, (0, i32), "sum", body)
     tail = requantise_scalar(op, Output.of(op))
-    return emit.elementwise("requantise", [(acc, AffineMap.identity(4))], shape, i8, tail)
+    result = emit.elementwise("requantise", [(acc, AffineMap.identity(4))], shape, i8, tail)
+    return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))
 
 
 def lower_max_pool(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -90,7 +92,7 @@ def _pool(
     kh, kw = space[4:]
     rows, columns = h * strides[0] + kh * dilations[0], w * strides[1] + kw * dilations[1]
     window = emit.empty((kernel[0], kernel[1]), i8)
-    return emit.generic(
+    result = emit.generic(
         role,
         [
             (source, affine_map(6, image(layout, n, rows, columns, [c]))),
@@ -100,3 +102,6 @@ def _pool(
         body,
         reductions=(4, 5),
     )
+    kind = "pool" if role == "max" else role
+    tags = {"kernel": kernel, "strides": strides, "dilations": dilations, "layout": layout}
+    return tag(result, kind, tags)

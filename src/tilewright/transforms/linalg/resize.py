@@ -17,8 +17,8 @@ from tilewright.dialects.quant import shape_of
 from tilewright.transforms.linalg.attributes import integer, layer_name
 from tilewright.transforms.linalg.convolution import image, layout_of
 from tilewright.transforms.linalg.elementwise import WIDEST
-from tilewright.transforms.linalg.emit import Body, Emitter, affine_map, dims, zero_point
-from tilewright.transforms.linalg.rounding import Output, WideSum
+from tilewright.transforms.linalg.emit import Body, Emitter, affine_map, dims, tag, zero_point
+from tilewright.transforms.linalg.rounding import Output, WideSum, scalar_tags
 
 UNITY = 1 << 11
 """What each pair of weights sums to."""
@@ -59,4 +59,6 @@ def lower_resize(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
         total = inner.times(inner.plus(lines[0], lines[1]), inner.constant(mult, i64))
         return wide.finish(inner, total, output)
 
-    return emit.elementwise("resize", inputs, shape, i8, body)
+    result = emit.elementwise("resize", inputs, shape, i8, body)
+    tags = scalar_tags(op, "mult", "shift", "bias", "bias_shift")
+    return tag(result, "resize", {"za": zero, "layout": layout, **tags})

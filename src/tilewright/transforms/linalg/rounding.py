@@ -40,6 +40,16 @@ class Output:
         zp, lo, hi = (int_of(op.attributes[key]) for key in ("zp", "lo", "hi"))
         return Output(zp, lo, hi, rounding.data)
 
+    @property
+    def tags(self) -> dict[str, int]:
+        """What later stages must know."""
+        return {"zp": self.zp, "lo": self.lo, "hi": self.hi}
+
+
+def scalar_tags(op: Operation, *keys: str) -> dict[str, int]:
+    """Return the named parameters of a `quant` op and its output clamp, for later stages."""
+    return {**{key: int_of(op.attributes[key]) for key in keys}, **Output.of(op).tags}
+
 
 def rounding_shift(body: Body, value: SSAValue, shift: SSAValue, rounding: str) -> SSAValue:
     """Return `rshift(value, shift, rounding)`; all are i64, `value + h` must fit."""
