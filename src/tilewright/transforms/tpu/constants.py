@@ -1,0 +1,111 @@
+"""The constants segment: packed weights, parameter blocks and tables, each distinct one once."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.schedule.footprint import ConvForm, align
+from tilewright.spec.hardware import Hardware
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class ConstantSegment:
+    """Bytes at R1, in order of first use; equal content is stored once."""
+
+    def __init__(self, hardware: Hardware) -> None:
+        self._unit = max(hardware.tensor_alignment, hardware.dma_burst_size)
+        self._parts: list[Bytes] = []
+        self._size = 0
+        self._by_content: dict[bytes, int] = {}
+        self._by_key: dict[tuple[object, ...], tuple[int, int]] = {}
+
+    def lookup(self, key: tuple[object, ...]) -> tuple[int, int] | None:
+        """Return offset and size of what was added under `key`, if anything."""
+        return self._by_key.get(key)
+
+    def add(self, key: tuple[object, ...], content: Bytes) -> tuple[int, int]:
+        """Append `content` (aligned), or find it; return its offset and size in bytes."""
+        flat = np.ascontiguousarray(content).reshape(-1).view(np.uint8)
+        digest = hashlib.sha3_256(flat.tobytes()).digest()
+        offset = self._by_content.get(digest)
+        if offset is None:
+            offset = self._size
+            self._by_content[digest] = offset
+            padded = align(flat.size, self._unit)
+            self._parts.append(np.concatenate([flat, np.zeros(padded - flat.size, np.uint8)]))
+            self._size += padded
+        self._by_key[key] = (offset, flat.size)
+        return self._by_key[key]
+
+    def content(self) -> Bytes:
+        """Return the whole segment."""
+        return np.concatenate(self._parts) if self._parts else np.zeros(0, np.uint8)
+
+
+def pack_weights(form: ConvForm, weights: npt.NDArray[np.int8], pitch: int) -> Bytes:
+    """Pack a tile's weights [o, i/group, kh, kw] in the order `mac_conv` reads them.
+
+    `pitch` is the SRAM distance of two pixels, which merged kernel rows step over. Returns
+    [part, block, row, column] bytes, rows `form.weight_pitch` bytes apart.
+    """
+    out_channels, group_in, k_h, k_w = weights.shape
+    width = form.weight_pitch
+    packed = np.zeros((form.parts, form.part_blocks, form.weight_rows, width), np.int8)
+    if form.diagonal:
+        matrix = weights.reshape(out_channels, k_h * k_w).T[None]  # part, step, column
+    elif form.group_pack > 1:
+        pack, group_out = form.group_pack, form.part_out_channels // form.group_pack
+        grouped = weights.reshape(form.parts, pack, group_out, group_in, k_h * k_w)
+        blocks = np.zeros((form.parts, k_h * k_w, pack, group_in, pack, group_out), np.int8)
+        for index in range(pack):
+            blocks[:, :, index, :, index, :] = grouped[:, index].transpose(0, 3, 2, 1)
+        matrix = blocks.reshape(form.parts, -1, pack * group_out)
+    elif form.merge_kernel_row:
+        rows = np.zeros((k_h, k_w, pitch, out_channels), np.int8)
+        rows[:, :, :group_in] = weights.transpose(2, 3, 1, 0)
+        matrix = rows.reshape(1, k_h * k_w * pitch, out_channels)
+    else:
+        parts = weights.reshape(form.parts, form.part_out_channels, group_in, k_h, k_w)
+        matrix = parts.transpose(0, 3, 4, 2, 1).reshape(form.parts, -1, form.part_out_channels)
+    for block in range(form.part_blocks):
+        columns = matrix[:, :, block * form.columns : (block + 1) * form.columns]
+        packed[:, block, :, : columns.shape[2]] = columns
+    return packed.reshape(-1).view(np.uint8)
+
+
+def pack_parameters(
+    hardware: Hardware,
+    form: ConvForm,
+    bias: npt.NDArray[np.int32],
+    mult: npt.NDArray[np.int32],
+    shift: npt.NDArray[np.int8],
+) -> Bytes:
+    """Pack per-channel parameters into `vec_param` blocks: bias, multiplier, shift of every lane."""
+    lanes = hardware.vector_lanes
+    blocks = np.zeros((form.parts, form.part_blocks, 9 * lanes), np.uint8)
+    for part in range(form.parts):
+        for block in range(form.part_blocks):
+            first = part * form.part_out_channels + block * form.columns
+            last = min(first + form.columns, (part + 1) * form.part_out_channels)
+            row = blocks[part, block]
+            for start, size, values in (
+                (0, 4, bias.astype("<i4")),
+                (4 * lanes, 4, mult.astype("<i4")),
+                (8 * lanes, 1, shift.astype(np.uint8)),
+            ):
+                raw = np.ascontiguousarray(values[first:last]).view(np.uint8)
+                row[start : start + size * (last - first)] = raw
+    return blocks.reshape(-1)
+
+
+def pack_scalars(hardware: Hardware, mult_a: int, mult_b: int, shift: int) -> Bytes:
+    """Pack the parameters of an elementwise operation: lane 0 multiplier a and shift, lane 1 multiplier b."""
+    lanes = hardware.vector_lanes
+    block = np.zeros(9 * lanes, np.uint8)
+    block[4 * lanes : 4 * lanes + 8] = np.array([mult_a, mult_b], "<i4").view(np.uint8)
+    block[8 * lanes] = shift
+    return block

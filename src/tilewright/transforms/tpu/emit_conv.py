@@ -1,0 +1,210 @@
+"""Convolutions, products and window sums: `mac_conv` and the `vec_drain` that empties it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.schedule.footprint import ConvForm
+from tilewright.transforms.tpu.emitter import Emitter
+from tilewright.transforms.tpu.instruction import Instr
+from tilewright.transforms.tpu.views import Accumulator, Tile, View, tile_address, tile_strides
+
+
+@dataclass
+class Reduction:
+    """One `conv` or `sum` op of the affine level, with its tile sizes known."""
+
+    layer: str
+    form: ConvForm
+    act: View
+    """Input tile [h, w, c], padding included."""
+    weights: Tile
+    """Packed weights, or a word of ones for window sums."""
+    ones: bool
+    out: View
+    """Accumulator view [oh, ow, o]."""
+    kernel: tuple[int, int]
+    strides: tuple[int, int]
+    dilations: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class _Chunk:
+    """A run of output-channel blocks of one part: what one `mac_conv`/`vec_drain` pair covers."""
+
+    part: int
+    first: int
+    count: int
+
+
+def _chunks(form: ConvForm, limit: int) -> list[_Chunk]:
+    return [
+        _Chunk(part, first, min(limit, form.part_blocks - first))
+        for part in range(form.parts)
+        for first in range(0, form.part_blocks, limit)
+    ]
+
+
+def _block_rows(emitter: Emitter, out_h: int, out_w: int) -> int:
+    """Return the output rows of a pixel block: as even a split as the M registers allow."""
+    rows = emitter.hardware.accumulator_rows // out_w
+    if rows == 0:
+        raise TilewrightError(
+            "E0402",
+            f'an output row of "{emitter.layer}" does not fit the accumulators',
+            [f"{out_w} pixels; a half holds {emitter.hardware.accumulator_rows}"],
+        )
+    return ceil(out_h / ceil(out_h / rows))
+
+
+def _cols(form: ConvForm, chunk: _Chunk) -> tuple[int, int]:
+    """Return columns of full and last block of a chunk."""
+    first = chunk.first * form.columns
+    total = min(form.part_out_channels - first, chunk.count * form.columns)
+    last = total - (chunk.count - 1) * form.columns
+    return (form.columns if chunk.count > 1 else last), last
+
+
+def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool) -> Instr:
+    """Append the `mac_conv` of a chunk (not pushing yet)."""
+    form, act = work.form, work.act.squeezed(3)
+    tile = act.buffer
+    assert isinstance(tile, Tile)
+    row, pixel, _ = tile_strides(act)
+    row = row or tile.shape[-2] * tile.pitch
+    pixel = pixel or tile.pitch
+    out_h, out_w, _ = work.out.squeezed(3).sizes
+    k_h, k_w = work.kernel
+    cols, cols_last = _cols(form, chunk)
+    pitch = 0 if work.ones else form.weight_pitch
+    block_bytes = 0 if work.ones else form.weight_rows * form.weight_pitch
+    block = chunk.part * form.part_blocks + chunk.first
+    channel = chunk.part * form.part_in_channels
+    if form.diagonal:
+        channel += chunk.first * form.columns
+    emitter.layer = work.layer
+    return emitter.add(
+        "mac_conv",
+        reads=[tile.region, work.weights.region],
+        diag=int(form.diagonal),
+        accumulate=int(accumulate),
+        push=0,
+        m_half=emitter.half,
+        act=tile_address(act) + channel,
+        wgt=work.weights.address + block * block_bytes,
+        out_h=out_h,
+        out_w=out_w,
+        block_rows=_block_rows(emitter, out_h, out_w),
+        oy_stride=row * work.strides[0] if out_h > 1 else 0,
+        ox_stride=pixel * work.strides[1] if out_w > 1 else 0,
+        k_h=k_h,
+        k_w=1 if form.merge_kernel_row else k_w,
+        ky_stride=row * work.dilations[0] if k_h > 1 else 0,
+        kx_stride=0 if form.merge_kernel_row or k_w == 1 else pixel * work.dilations[1],
+        c_blocks=1 if form.diagonal else form.row_blocks,
+        cb_stride=0 if form.diagonal or form.row_blocks == 1 else form.rows,
+        c_rows=cols if form.diagonal else form.rows,
+        c_last=cols if form.diagonal else form.last_rows,
+        oc_blocks=chunk.count,
+        ob_stride=form.columns if form.diagonal and chunk.count > 1 else 0,
+        cols=cols,
+        cols_last=cols_last,
+        wgt_pitch=pitch,
+        wgt_ob_stride=block_bytes if chunk.count > 1 else 0,
+    )
+
+
+def reduce(emitter: Emitter, work: Reduction, split: bool) -> None:
+    """Take up a reduction op: issue it now if it is a piece of a split one, else with its drain."""
+    acc = work.out.buffer
+    assert isinstance(acc, Accumulator)
+    if not split:
+        assert acc.pending is None
+        acc.pending = work
+        return
+    chunks = _chunks(work.form, emitter.blocks)
+    instr = issue_mac(emitter, work, chunks[0], accumulate=bool(acc.chunks))
+    blocks = instr.fields["oc_blocks"] * ceil(instr.fields["out_h"] / instr.fields["block_rows"])
+    if len(chunks) > 1 or blocks > 2:
+        raise TilewrightError(
+            "E0402", f'the split reduction of "{work.layer}" does not stay in the accumulators',
+            [f"{len(chunks)} parts, {blocks} blocks; at most 1 and 2"],
+        )  # fmt: skip
+    acc.chunks.append(instr)
+    acc.pending = work
+
+
+def requantise(
+    emitter: Emitter,
+    acc_view: View,
+    parameters: Tile,
+    key: object,
+    target: View,
+    zp: int,
+    lo: int,
+    hi: int,
+) -> None:
+    """Issue what is left of the reduction on `acc_view`, and the drains into `target`."""
+    acc, out = acc_view.buffer, target.squeezed(3)
+    assert isinstance(acc, Accumulator)
+    tile = out.buffer
+    assert isinstance(tile, Tile)
+    work = acc.pending
+    assert isinstance(work, Reduction)
+    form = work.form
+    row, pixel, _ = tile_strides(out)
+    for chunk in _chunks(form, emitter.blocks):
+        emitter.layer = work.layer
+        entry, register = emitter.channel_parameters(
+            key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
+        )
+        mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, chunk, accumulate=False)
+        mac.fields["push"] = 1
+        blocks = chunk.count * ceil(mac.fields["out_h"] / mac.fields["block_rows"])
+        channel = chunk.part * form.part_out_channels + chunk.first * form.columns
+        tile.drains.append(len(emitter.program))
+        emitter.add(
+            "vec_drain",
+            writes=[tile.region],
+            m_half=mac.fields["m_half"],
+            dst=tile_address(out) + channel,
+            out_h=mac.fields["out_h"],
+            out_w=mac.fields["out_w"],
+            block_rows=mac.fields["block_rows"],
+            oc_blocks=chunk.count,
+            cols=mac.fields["cols"],
+            cols_last=mac.fields["cols_last"],
+            oy_stride=row if out.sizes[0] > 1 else 0,
+            ox_stride=pixel if out.sizes[1] > 1 else 0,
+            ob_stride=form.columns if chunk.count > 1 else 0,
+            param=entry,
+            v=register,
+            zp=zp,
+            lo=lo,
+            hi=hi,
+        )
+        emitter.half = (mac.fields["m_half"] + blocks) % 2
+    acc.chunks.clear()
+    acc.pending = None
+
+
+def fuse_table(emitter: Emitter, source: View, key: object, table: Tile, target: View) -> None:
+    """Make the drains that produced `source` apply a table and write to `target` instead."""
+    old, new = source.buffer, target.buffer
+    assert isinstance(old, Tile)
+    assert isinstance(new, Tile)
+    first = old.drains[0]
+    before = len(emitter.program)
+    register = emitter.table(key, table, before=first)
+    moved = len(emitter.program) - before
+    shift = tile_address(target) - tile_address(source)
+    for position in old.drains:
+        drain = emitter.program[position + moved]
+        drain.fields |= {
+            "use_table": 1,
+            "v_table": register,
+            "dst": drain.fields["dst"] + shift,
+        }
+        drain.writes = [new.region]

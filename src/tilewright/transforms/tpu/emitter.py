@@ -1,0 +1,283 @@
+"""The program being written: instructions, constants, and what the vector unit's registers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.ir.weights import WeightStore
+from tilewright.schedule.footprint import max_parameter_blocks, parameter_bytes, table_registers
+from tilewright.spec.hardware import Hardware
+from tilewright.transforms.tpu.constants import ConstantSegment, pack_scalars
+from tilewright.transforms.tpu.instruction import Instr, Region
+from tilewright.transforms.tpu.views import (
+    DdrBuffer,
+    Loop,
+    Tile,
+    View,
+    dense_strides,
+    fit_loops,
+    merge_loops,
+    tile_address,
+    tile_strides,
+)
+
+CONSTANTS_R, WORKSPACE_R = 1, 2
+"""R registers with the bases of the two DDR segments (docs/concepts/machine.md)."""
+
+_DMA_LIMITS = (1 << 12, 1 << 14, 1 << 14)
+_RUN_LIMIT = 1 << 20
+
+
+class Emitter:
+    """Appends instructions to a program; one method a kind of transfer.
+
+    Parameter banks: per-channel parameters (weights' scales) alternate between banks 0 and 1, scalars of activations take
+    entries of banks 2 and 3 in turn, so that weight and activation parameters of a layer never share a bank. The vector
+    unit's queue is in order, so an entry can be rewritten as soon as the instructions that read it are issued.
+    """
+
+    def __init__(
+        self, hardware: Hardware, weights: WeightStore, constants: ConstantSegment
+    ) -> None:
+        self.hardware = hardware
+        self.weights = weights
+        self.constants = constants
+        self.program: list[Instr] = []
+        self.layer = ""
+        self.half = 0
+        """Half of the M registers the next pushing `mac_conv` starts with."""
+        self.blocks = max_parameter_blocks(hardware)
+        self._bank = 0
+        self._resident: list[object] = [None, None]
+        self._scalars: dict[tuple[int, int, int], int] = {}
+        self._scalar_next = 0
+        self._table: object = None
+        last = hardware.dma_channels - 1
+        self.channel_input = 0
+        self.channel_weights = 1 if last >= 2 else 0
+        self.channel_second = 2 if last >= 3 else self.channel_weights
+        self.channel_store = last
+
+    def add(
+        self, name: str, reads: Sequence[Region] = (), writes: Sequence[Region] = (), **fields: int
+    ) -> Instr:
+        """Append an instruction for the current layer."""
+        instr = Instr(name, fields, self.layer, list(reads), list(writes))
+        self.program.append(instr)
+        return instr
+
+    # -- DDR <-> SRAM ---------------------------------------------------------------------------
+
+    def load(self, source: View, target: View, channel: int) -> None:
+        """Copy a DDR view into an SRAM tile view, padding what the tile's pending fill covers."""
+        tile = target.buffer
+        assert isinstance(tile, Tile)
+        pads, base, fill = (0, 0, 0, 0), target, 0
+        if tile.fill is not None:
+            filled, fill = tile.fill
+            tile.fill = None
+            pads = self._pads(filled, target)
+            if max(pads) > 255:
+                self.fill(filled, fill)
+                pads = (0, 0, 0, 0)
+            elif any(pads):
+                base = filled
+        self._dma(source, target, True, channel, pads=pads, base=base, fill=fill)
+
+    def store(self, source: View, target: View) -> None:
+        """Copy an SRAM tile view to a DDR view."""
+        self._dma(target, source, False, self.channel_store)
+
+    def fill(self, target: View, value: int) -> None:
+        """Write a constant byte to a tile view."""
+        tile = target.buffer
+        assert isinstance(tile, Tile)
+        steps = tile_strides(target)
+        loops = merge_loops(
+            [Loop(size, (step,)) for size, step in zip(target.sizes, steps, strict=True)]
+        )
+        run, loops = self._run(loops, 1)
+        for (offset,), (outer, inner) in fit_loops(loops, _DMA_LIMITS[1:], 1):
+            self.add(
+                "dma_fill", writes=[tile.region], channel=self.channel_input,
+                sram=tile_address(target) + offset, n0=run, n1=inner.count, n2=outer.count,
+                sram_s1=inner.steps[0], sram_s2=outer.steps[0], fill=value & 0xFF,
+            )  # fmt: skip
+
+    def load_constant(self, offset: int, size: int, tile: Tile, channel: int) -> None:
+        """Copy `size` bytes of the constants segment to the start of a tile."""
+        assert size <= tile.size_bytes, (size, tile)
+        self.add(
+            "dma_load",
+            reads=[Region("const", offset, offset + size)],
+            writes=[tile.region],
+            channel=channel,
+            ddr=offset,
+            ddr_r=CONSTANTS_R,
+            sram=tile.address,
+            n0=size,
+            stream=int(not self._burst(offset, size, ())),
+        )
+
+    def _burst(self, address: int, run: int, steps: Sequence[int]) -> bool:
+        burst = self.hardware.dma_burst_size
+        return all(value % burst == 0 for value in (address, run, *steps))
+
+    def _pads(self, filled: View, target: View) -> tuple[int, int, int, int]:
+        """Return padding (columns before and after, rows before and after) around `target`."""
+        outer, inner = filled.squeezed(3), target.squeezed(3)
+        starts = [b - a for a, b in zip(filled.starts()[-3:], target.starts()[-3:], strict=True)]
+        starts = [0] * (3 - len(starts)) + starts
+        after = [
+            whole_size - start - size
+            for whole_size, start, size in zip(outer.sizes, starts, inner.sizes, strict=True)
+        ]
+        assert starts[2] == 0 and after[2] == 0, "channels are never padded"
+        return starts[1], after[1], starts[0], after[0]
+
+    def _run(self, loops: list[Loop], operands: int) -> tuple[int, list[Loop]]:
+        """Split the innermost contiguous run off a loop nest."""
+        if loops and loops[-1].steps == (1,) * operands and loops[-1].count <= _RUN_LIMIT:
+            return loops[-1].count, loops[:-1]
+        return 1, loops
+
+    def _dma(
+        self,
+        ddr: View,
+        sram: View,
+        load: bool,
+        channel: int,
+        pads: tuple[int, int, int, int] = (0, 0, 0, 0),
+        base: View | None = None,
+        fill: int = 0,
+    ) -> None:
+        buffer, tile = ddr.buffer, sram.buffer
+        assert isinstance(buffer, DdrBuffer)
+        assert isinstance(tile, Tile)
+        rank = max(len(ddr.sizes), len(sram.sizes))
+        far, near = ddr.squeezed(rank), sram.squeezed(rank)
+        assert far.sizes == near.sizes, (far.sizes, near.sizes)
+        loops = [
+            Loop(size, steps)
+            for size, *steps_ in zip(far.sizes, far.strides, tile_strides(near), strict=True)
+            for steps in [tuple(steps_)]
+        ]
+        start = tile_address(sram)
+        if any(pads):
+            assert base is not None
+            start = tile_address(base)
+            # Rows and columns must stay separate dimensions for the padding to apply to them.
+            while len(loops) < 3:
+                loops.insert(0, Loop(1, (0, 0)))
+            channels = merge_loops(loops[2:])
+            run, rest = self._run(channels, 2)
+            if rest:
+                raise TilewrightError(
+                    "E0402", f'padding of "{self.layer}" is not over whole pixels'
+                )
+            steps = tile_strides(near)
+            row, column = Loop(loops[0].count, (far.strides[-3], steps[-3])), loops[1]
+            if loops[1].count == 1:
+                column = Loop(1, (0, tile.pitch))
+            if loops[0].count == 1:
+                row = Loop(1, (0, tile.shape[-2] * tile.pitch))
+            pieces = [((0, 0), [Loop(1, (0, 0)), row, column])]
+        else:
+            run, rest = self._run(merge_loops(loops), 2)
+            pieces = fit_loops(rest, _DMA_LIMITS, 2)
+        for (far_offset, near_offset), (outer, middle, inner) in pieces:
+            address = buffer.offset + ddr.offset + far_offset
+            nest = (inner, middle, outer)
+            span = sum((loop.count - 1) * loop.steps[0] for loop in nest) + run
+            burst = self._burst(address, run, [loop.steps[0] for loop in nest if loop.count > 1])
+            far_region = Region("ddr", address, address + span)
+            fields = {
+                "channel": channel, "ddr": address, "ddr_r": WORKSPACE_R, "sram": start + near_offset,
+                "n0": run, "n1": inner.count, "n2": middle.count, "n3": outer.count,
+                "ddr_s1": inner.steps[0], "ddr_s2": middle.steps[0], "ddr_s3": outer.steps[0],
+                "sram_s1": inner.steps[1], "sram_s2": middle.steps[1], "sram_s3": outer.steps[1],
+                "stream": int(not burst),
+            }  # fmt: skip
+            if load:
+                fields |= {
+                    "pad1_lo": pads[0], "pad1_hi": pads[1], "pad2_lo": pads[2], "pad2_hi": pads[3],
+                    "fill": fill & 0xFF,
+                }  # fmt: skip
+                self.add("dma_load", reads=[far_region], writes=[tile.region], **fields)
+            else:
+                self.add("dma_store", reads=[tile.region], writes=[far_region], **fields)
+
+    # -- registers of the vector unit -----------------------------------------------------------
+
+    def channel_parameters(
+        self, key: object, tile: Tile, first: int, count: int
+    ) -> tuple[int, int]:
+        """Make `count` parameter blocks of a tile resident; return (entry, V register)."""
+        wanted = (key, first, count)
+        for bank in (0, 1):
+            if self._resident[bank] == wanted:
+                return bank * self.hardware.quant_bank_entries, bank * self.blocks
+        bank = self._bank
+        self._bank ^= 1
+        self._resident[bank] = wanted
+        entry, register = bank * self.hardware.quant_bank_entries, bank * self.blocks
+        self.add(
+            "vec_param",
+            reads=[tile.region],
+            src=tile.address + first * 9 * self.hardware.vector_lanes,
+            param=entry,
+            count=count,
+            v=register,
+        )
+        return entry, register
+
+    def scalar_parameters(self, mult_a: int, mult_b: int, shift: int, tile: Tile) -> int:
+        """Make the parameters of an elementwise operation resident; return the entry."""
+        key = (mult_a, mult_b, shift)
+        entry = self._scalars.get(key)
+        if entry is not None:
+            return entry
+        offset, size = self.constants.add(
+            ("scalars", *key), pack_scalars(self.hardware, mult_a, mult_b, shift)
+        )
+        assert size <= parameter_bytes(self.hardware, 1)
+        self.load_constant(offset, size, tile, self.channel_weights)
+        entries = self.hardware.quant_bank_entries
+        banks = self.hardware.quant_banks
+        first = 2 * entries if banks > 2 else entries
+        slots = (banks - 2) * entries if banks > 2 else entries
+        if banks <= 2:
+            # Bank 1 is also used by channel parameters: forget what it held.
+            self._resident[1] = None
+        entry = first + self._scalar_next % slots
+        self._scalar_next += 1
+        for old in [old for old, at in self._scalars.items() if at == entry]:
+            del self._scalars[old]
+        self._scalars[key] = entry
+        # Biases that come along are zero; V registers above the channel biases and table are spare.
+        spare = self.hardware.vector_registers - table_registers(self.hardware) - 1
+        if spare < 2 * self.blocks:
+            self._resident[1] = None
+            spare = self.blocks
+        self.add("vec_param", reads=[tile.region], src=tile.address, param=entry, count=1, v=spare)
+        return entry
+
+    def table(self, key: object, tile: Tile, before: int | None = None) -> int:
+        """Make a lookup table resident; return its V register.
+
+        `before`: position in the program to put the load at (for drains already written).
+        """
+        register = self.hardware.vector_registers - table_registers(self.hardware)
+        if self._table != key:
+            self._table = key
+            instr = self.add("vec_table", reads=[tile.region], src=tile.address, v=register)
+            if before is not None:
+                self.program.insert(before, self.program.pop())
+                assert self.program[before] is instr
+        return register
+
+
+def ddr_argument(name: str, shape: tuple[int, ...], item_bytes: int, constant: bool) -> View:
+    """Return the view of a whole DDR argument."""
+    return View(DdrBuffer(name, shape, item_bytes, constant), 0, shape, dense_strides(shape))
