@@ -537,6 +537,8 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
             _size("n0", 14, "Channels."),
             _size("out_h", 12, "Output rows."),
             _size("out_w", 12, "Output columns."),
+            _size("in_h", 12, "Source rows; row indices of the table are below."),
+            _size("in_w", 12, "Source columns; column indices of the table are below."),
             _stride("src_sy", 24, "Source bytes between rows."),
             _stride("src_sx", 18, "Source bytes between columns."),
             _stride("dst_sy", 24, "Result bytes between rows."),

@@ -1,0 +1,177 @@
+"""Rules a single instruction must keep on a chip: ranges, banks, registers, burst sizes.
+
+The verifier reports these at compile time, the simulators at run time; rules between instructions
+(order, semaphores, pairing) are the verifier's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tilewright.spec.access import Access, Fields, accesses
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.isa import DTYPES
+from tilewright.spec.timing import pixel_blocks, share_bank
+
+MAX_BIAS_BITS = 62
+INT64_BITS = 63
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """A broken rule, in words."""
+
+    message: str
+    hint: str = ""
+
+
+def violations(hardware: Hardware, name: str, f: Fields) -> Iterator[Violation]:
+    """Yield the rules that instruction `name` with all its fields `f` breaks."""
+    dtype = f.get("dtype", 0)
+    if DTYPES[dtype] not in hardware.dtypes:
+        yield Violation(
+            f"dtype must be one of {', '.join(hardware.dtypes)}, not {DTYPES[dtype]}",
+            f"target `{hardware.name}` does not execute {DTYPES[dtype]}",
+        )
+    regions = accesses(hardware, name, f)
+    yield from _ranges(hardware, regions)
+    if name.startswith("dma_"):
+        yield from _dma(hardware, f, regions)
+    elif name == "mac_conv":
+        yield from _mac(hardware, f, regions)
+    elif name.startswith("vec_"):
+        yield from _vec(hardware, name, f, regions)
+
+
+def _ranges(hardware: Hardware, regions: list[Access]) -> Iterator[Violation]:
+    for region in regions:
+        limit = hardware.sram_size if region.sram else hardware.ddr_size
+        if region.end > limit:
+            space = "SRAM" if region.sram else "DDR"
+            yield Violation(
+                f"{region.operand}: bytes 0x{region.address:x}..0x{region.end - 1:x} must lie in "
+                f"{space} (0x0..0x{limit - 1:x})"
+            )
+
+
+def _dma(hardware: Hardware, f: Fields, regions: list[Access]) -> Iterator[Violation]:
+    if f["channel"] >= hardware.dma_channels:
+        yield Violation(f"channel must be 0..{hardware.dma_channels - 1}, not {f['channel']}")
+    if "ddr" not in f or f["stream"]:
+        return
+    burst = hardware.dma_burst_size
+    region = next(region for region in regions if not region.sram)
+    hint = f"use stream mode, or pad to a multiple of {burst} bytes"
+    if region.run % burst:
+        yield Violation(f"length {region.run} not divisible by burst_size {burst}", hint)
+    if region.address % burst:
+        yield Violation(f"address 0x{region.address:x} not divisible by burst_size {burst}", hint)
+    for _, stride in region.dims:
+        if stride % burst:
+            yield Violation(f"stride {stride} not divisible by burst_size {burst}", hint)
+
+
+def _mac(hardware: Hardware, f: Fields, regions: list[Access]) -> Iterator[Violation]:
+    array = hardware.array_size
+    rows = () if f["diag"] else (("c_rows", f["c_blocks"] > 1), ("c_last", True))
+    cols = (("cols", f["oc_blocks"] > 1), ("cols_last", True))
+    for field, used in (*rows, *cols):
+        if used and f[field] > array:
+            yield Violation(f"{field} must be 1..{array} (the array), not {f[field]}")
+    yield from _half(hardware, f)
+    blocks = pixel_blocks(f)[0] * f["oc_blocks"]
+    if (f["accumulate"] or not f["push"]) and blocks > 2:
+        yield Violation(
+            f"a mac_conv that accumulates or keeps its result has at most 2 blocks, not {blocks}"
+        )
+    activations = [region for region in regions if region.operand == "act"]
+    weights = [region for region in regions if region.operand == "wgt"]
+    if any(share_bank(hardware, a, w) for a in activations for w in weights):
+        yield Violation(
+            f"act (0x{f['act']:x}) and wgt (0x{f['wgt']:x}) must not share a bank "
+            f"of {hardware.bank_size} bytes"
+        )
+
+
+def _half(hardware: Hardware, f: Fields) -> Iterator[Violation]:
+    pixels = pixel_blocks(f)[1]
+    if pixels > hardware.accumulator_rows:
+        yield Violation(
+            f"block_rows * out_w must be at most {hardware.accumulator_rows} (a half of the M "
+            f"registers), not {pixels}"
+        )
+
+
+def _registers(hardware: Hardware, name: str, first: int, count: int) -> Iterator[Violation]:
+    if first + count > hardware.vector_registers:
+        last = hardware.vector_registers - 1
+        yield Violation(f"{name}: V{first}..V{first + count - 1} must lie in V0..V{last}")
+
+
+def _entries(hardware: Hardware, first: int, count: int) -> Iterator[Violation]:
+    total = hardware.quant_banks * hardware.quant_bank_entries
+    if first + count > total:
+        yield Violation(f"param: entries {first}..{first + count - 1} must lie in 0..{total - 1}")
+
+
+def table_registers(hardware: Hardware) -> int:
+    """Return the V registers a lookup table takes."""
+    return -(-256 // (4 * hardware.vector_lanes))
+
+
+def _vec(hardware: Hardware, name: str, f: Fields, regions: list[Access]) -> Iterator[Violation]:
+    floating = DTYPES[f.get("dtype", 0)] == "fp16"
+    if f.get("dtype", 0) == DTYPES.index("int4"):
+        yield Violation("the vector unit computes int8 and fp16; int4 is a type of weights")
+    if name == "vec_param":
+        yield from _registers(hardware, "v", f["v"], f["count"])
+        entries = hardware.quant_bank_entries
+        if not f["bias_only"]:
+            yield from _entries(hardware, f["param"], f["count"])
+            if f["param"] // entries != (f["param"] + f["count"] - 1) // entries:
+                yield Violation(
+                    f"param: {f['count']} entries from {f['param']} must stay inside one bank of "
+                    f"{entries} entries"
+                )
+    elif name == "vec_table":
+        yield from _registers(hardware, "v", f["v"], table_registers(hardware))
+    elif name == "vec_drain":
+        yield from _half(hardware, f)
+        yield from _registers(hardware, "v", f["v"], f["oc_blocks"])
+        for field in ("cols", "cols_last"):
+            if (field == "cols_last" or f["oc_blocks"] > 1) and f[field] > hardware.array_size:
+                yield Violation(f"{field} must be 1..{hardware.array_size}, not {f[field]}")
+        if not f["raw"] and not floating:
+            yield from _entries(hardware, f["param"], f["oc_blocks"])
+    elif name != "vec_pool" and not floating:
+        used = name != "vec_copy" or f["requantise"]
+        if used and not (name == "vec_eltwise" and f["op"] >= 3):
+            yield from _entries(hardware, f["param"], 1)
+    if f.get("use_table") and not floating and not f.get("raw"):
+        yield from _registers(hardware, "v_table", f["v_table"], table_registers(hardware))
+    if floating and name != "vec_pool":
+        yield from _registers(hardware, "v_clamp", f["v_clamp"], 1)
+    if "lo" in f and f["lo"] > f["hi"]:
+        yield Violation(f"lo must be at most hi ({f['hi']}), not {f['lo']}")
+    if "bias_shift" in f and abs(f["bias"]) << f["bias_shift"] >= 1 << MAX_BIAS_BITS:
+        yield Violation(f"bias * 2^bias_shift must be below 2^{MAX_BIAS_BITS} in magnitude")
+    yield from _overlap(name, regions)
+
+
+def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
+    if name == "vec_drain":
+        return
+    for result in (region for region in regions if region.write):
+        for source in (region for region in regions if not region.write):
+            same = (source.address, source.run, source.dims) == (
+                result.address,
+                result.run,
+                result.dims,
+            )
+            elementwise = name in ("vec_copy", "vec_eltwise")
+            if not (same and elementwise) and source.overlaps(result):
+                yield Violation(
+                    f"dst (0x{result.address:x}) must not overlap {source.operand} "
+                    f"(0x{source.address:x}) unless both have the same address and strides"
+                )
