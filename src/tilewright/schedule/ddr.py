@@ -20,7 +20,8 @@ class Lifetime:
 def place_ddr(tensors: list[Lifetime], alignment: int) -> tuple[dict[str, int], int]:
     """Return an offset a tensor (multiples of `alignment`) and the bytes needed in all.
 
-    Largest first, each into the lowest gap among those placed that are alive with it; deterministic.
+    Largest first, each into the lowest gap among those placed that are alive with it;
+    deterministic.
     """
     placed: list[tuple[int, int, Lifetime]] = []
     offsets: dict[str, int] = {}

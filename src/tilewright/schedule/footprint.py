@@ -19,7 +19,8 @@ def align(value: int, unit: int) -> int:
 def pixel_pitch(hardware: Hardware, channels: int, element_bytes: int = 1) -> int:
     """Return the SRAM bytes between two pixels of `channels` elements.
 
-    The next power of two below a word, else whole words: a vector of channels never straddles words.
+    The next power of two below a word, else whole words: a vector of channels never straddles
+    words.
     """
     size = channels * element_bytes
     word = hardware.sram_word_bytes
@@ -40,14 +41,16 @@ def activation_bytes(hardware: Hardware, pixels: int, channels: int, element_byt
 class ConvForm:
     """How one convolution tile is laid on the array.
 
-    A tile is cut into `parts` of equal size (packs of groups; one part when not grouped), each executed by
-    its own `mac_conv`; all other counts are of one part.
+    A tile is cut into `parts` of equal size (packs of groups; one part when not grouped), each
+    executed by its own `mac_conv`; all other counts are of one part.
     """
 
     diagonal: bool
     """Depthwise: one input channel a column."""
     merge_kernel_row: bool
-    """A kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of 1."""
+    """A kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of
+    1.
+    """
     parts: int
     """Packs of groups in the tile."""
     group_pack: int
@@ -157,8 +160,8 @@ def conv_form(
 def max_parameter_blocks(hardware: Hardware) -> int:
     """Return the output-channel blocks one `vec_drain` may cover.
 
-    Bounded by a parameter bank and by the V registers left beside one lookup table, halved because the next
-    tile's biases are loaded while this one's are in use.
+    Bounded by a parameter bank and by the V registers left beside one lookup table, halved because
+    the next tile's biases are loaded while this one's are in use.
     """
     table = table_registers(hardware)
     return max(1, min(hardware.quant_bank_entries, 16, (hardware.vector_registers - table) // 2))

@@ -32,9 +32,10 @@ def place_nest(
 ) -> dict[str, list[int]] | TileDoesNotFit:
     """Give every slot of every tile an address; tiles of one nest are alive together.
 
-    Weights grow from the top of SRAM downwards, everything else from the bottom upwards, so that weights never share a bank with another tile
-    (an instruction's operands must be in different banks). Among the rest, slots of one tile are laid in turn (slot 0 of all tiles, then
-    slot 1), which keeps the tiles being filled apart from those being computed on.
+    Weights grow from the top of SRAM downwards, everything else from the bottom upwards, so that
+    weights never share a bank with another tile (an instruction's operands must be in different
+    banks). Among the rest, slots of one tile are laid in turn (slot 0 of all tiles, then slot 1),
+    which keeps the tiles being filled apart from those being computed on.
     """
     word, bank = hardware.sram_word_bytes, hardware.bank_size
     low, high = 0, hardware.sram_size

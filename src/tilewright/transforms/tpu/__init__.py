@@ -1,0 +1,1 @@
+"""From tiled functions to instructions."""

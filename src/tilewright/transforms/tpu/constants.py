@@ -84,7 +84,7 @@ def pack_parameters(
     mult: npt.NDArray[np.int32],
     shift: npt.NDArray[np.int8],
 ) -> Bytes:
-    """Pack per-channel parameters into `vec_param` blocks: bias, multiplier, shift of every lane."""
+    """Pack per-channel parameters into `vec_param` blocks: biases, multipliers, shifts."""
     lanes = hardware.vector_lanes
     blocks = np.zeros((form.parts, form.part_blocks, 9 * lanes), np.uint8)
     for part in range(form.parts):
@@ -103,7 +103,7 @@ def pack_parameters(
 
 
 def pack_scalars(hardware: Hardware, mult_a: int, mult_b: int, shift: int) -> Bytes:
-    """Pack the parameters of an elementwise operation: lane 0 multiplier a and shift, lane 1 multiplier b."""
+    """Pack an elementwise operation's parameters: multiplier a and shift, multiplier b."""
     lanes = hardware.vector_lanes
     block = np.zeros(9 * lanes, np.uint8)
     block[4 * lanes : 4 * lanes + 8] = np.array([mult_a, mult_b], "<i4").view(np.uint8)

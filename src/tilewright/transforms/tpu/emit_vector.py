@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.diagnostics import TilewrightError
 from tilewright.spec.isa import BY_NAME
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.views import (
@@ -57,7 +56,8 @@ def _tile(view: View) -> Tile:
 def operand_steps(view: View, dims: Sequence[int | None], rank: int) -> list[int]:
     """Return the byte step of every loop dimension for an operand.
 
-    `dims[r]` is the loop dimension that indexes axis r of the view, or None where the axis is indexed by a constant.
+    `dims[r]` is the loop dimension that indexes axis r of the view, or None where the axis is
+    indexed by a constant.
     """
     steps = [0] * rank
     for axis, (dim, step) in enumerate(zip(dims, tile_strides(view), strict=True)):
@@ -94,12 +94,9 @@ def eltwise(
         loops = [Loop(loop.count, (loop.steps[1], loop.steps[0], loop.steps[2])) for loop in loops]
         inner = loops[-1].steps
     if loops[-1].count > 1 and (inner[0] != 1 or inner[2] != 1 or inner[1] not in (0, 1)):
-        if any(step not in (0, 1) for step in inner) or inner[2] == 0 or inner[0] == 0:
-            raise TilewrightError(
-                "E0402",
-                f'the operands of "{emitter.layer}" are not contiguous along the last dimension',
-                [f"steps of one, or broadcasting; got {inner}"],
-            )
+        # Not contiguous: runs of one element.
+        loops.append(Loop(1, (0, 0, 0)))
+        inner = loops[-1].steps
     operation = BY_NAME["vec_eltwise"].field["op"].names.index(function)
     common = {"op": operation, "b_scalar": int(loops[-1].count > 1 and inner[1] == 0)}
     if rescale is not None:
@@ -154,8 +151,10 @@ def copy(
             writes=[_tile(target).region],
             src=tile_address(source) + off_s, dst=tile_address(target) + off_t,
             n0=inner.count, n1=first.count, n2=second.count, n3=third.count,
-            src_s0=inner.steps[0], src_s1=first.steps[0], src_s2=second.steps[0], src_s3=third.steps[0],
-            dst_s0=inner.steps[1], dst_s1=first.steps[1], dst_s2=second.steps[1], dst_s3=third.steps[1],
+            src_s0=inner.steps[0], src_s1=first.steps[0],
+            src_s2=second.steps[0], src_s3=third.steps[0],
+            dst_s0=inner.steps[1], dst_s1=first.steps[1],
+            dst_s2=second.steps[1], dst_s3=third.steps[1],
             **common,
         )  # fmt: skip
 

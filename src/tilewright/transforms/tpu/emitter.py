@@ -32,9 +32,10 @@ _RUN_LIMIT = 1 << 20
 class Emitter:
     """Appends instructions to a program; one method a kind of transfer.
 
-    Parameter banks: per-channel parameters (weights' scales) alternate between banks 0 and 1, scalars of activations take
-    entries of banks 2 and 3 in turn, so that weight and activation parameters of a layer never share a bank. The vector
-    unit's queue is in order, so an entry can be rewritten as soon as the instructions that read it are issued.
+    Parameter banks: per-channel parameters (weights' scales) alternate between banks 0 and 1,
+    scalars of activations take entries of banks 2 and 3 in turn, so that weight and activation
+    parameters of a layer never share a bank. The vector unit's queue is in order, so an entry can
+    be rewritten as soon as the instructions that read it are issued.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class Emitter:
             whole_size - start - size
             for whole_size, start, size in zip(outer.sizes, starts, inner.sizes, strict=True)
         ]
-        assert starts[2] == 0 and after[2] == 0, "channels are never padded"
+        assert (starts[2], after[2]) == (0, 0), "channels are never padded"
         return starts[1], after[1], starts[0], after[0]
 
     def _run(self, loops: list[Loop], operands: int) -> tuple[int, list[Loop]]:
@@ -193,7 +194,8 @@ class Emitter:
             burst = self._burst(address, run, [loop.steps[0] for loop in nest if loop.count > 1])
             far_region = Region("ddr", address, address + span)
             fields = {
-                "channel": channel, "ddr": address, "ddr_r": WORKSPACE_R, "sram": start + near_offset,
+                "channel": channel, "ddr": address, "ddr_r": WORKSPACE_R,
+                "sram": start + near_offset,
                 "n0": run, "n1": inner.count, "n2": middle.count, "n3": outer.count,
                 "ddr_s1": inner.steps[0], "ddr_s2": middle.steps[0], "ddr_s3": outer.steps[0],
                 "sram_s1": inner.steps[1], "sram_s2": middle.steps[1], "sram_s3": outer.steps[1],

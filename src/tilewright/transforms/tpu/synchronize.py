@@ -1,13 +1,14 @@
 """Insert semaphores: order instructions of different engines that touch the same bytes.
 
 Before: instructions in program order, wait and signal masks empty.
-After: for any two instructions of different engines that touch a common byte, one of them writing, the later
-waits (directly, or through what it already waited for) for the earlier.
+After: for any two instructions of different engines that touch a common byte, one of them writing,
+the later waits (directly, or through what it already waited for) for the earlier.
 
-Each ordered pair of engines has its own semaphore. Engines run their queues in order, so waiting for the *latest*
-instruction needed of an engine covers all earlier ones, and the k-th wait on a semaphore matches its k-th signal. What an instruction
-has waited for, directly or not, is kept as a vector of the latest completed instruction of every engine (a vector clock), so
-a wait already implied is not repeated.
+Each ordered pair of engines has its own semaphore. Engines run their queues in order, so waiting
+for the *latest* instruction needed of an engine covers all earlier ones, and the k-th wait on a
+semaphore matches its k-th signal. What an instruction has waited for, directly or not, is kept as a
+vector of the latest completed instruction of every engine (a vector clock), so a wait already
+implied is not repeated.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.instruction import ENGINES, MAC, VEC, Instr, Region
 
 DDR_GRANULE = 1024
-"""Bytes of workspace tracked together: coarser costs waits that are not needed, never a missing one."""
+"""Bytes of workspace tracked together: coarser costs waits that are not needed, never a missing
+one.
+"""
 
 
 def semaphore(producer: int, consumer: int) -> int:

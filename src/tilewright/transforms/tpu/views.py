@@ -1,7 +1,8 @@
 """Buffers and views of the affine level, with every index known.
 
-A view is a linear element offset and one size and stride a dimension, all in elements of the buffer's logical shape (dense, last
-dimension fastest). SRAM tiles have a physical form of their own: pixels lie `pitch` bytes apart.
+A view is a linear element offset and one size and stride a dimension, all in elements of the
+buffer's logical shape (dense, last dimension fastest). SRAM tiles have a physical form of their
+own: pixels lie `pitch` bytes apart.
 """
 
 from __future__ import annotations
@@ -162,8 +163,8 @@ def fit_loops(
 ) -> list[tuple[tuple[int, ...], list[Loop]]]:
     """Cut a loop nest into pieces that fit an instruction's counters.
 
-    `limits` are the largest counts, outermost first. Returns one (offsets of the operands, loops, outermost first and
-    as many as there are limits) a piece.
+    `limits` are the largest counts, outermost first. Returns one (offsets of the operands, loops,
+    outermost first and as many as there are limits) a piece.
     """
     rank = len(limits)
     nest = [Loop(1, (0,) * operands)] * (rank - len(loops)) + loops

@@ -1,0 +1,299 @@
+"""Turn each tiled function into a program of instructions with addresses and semaphores.
+
+Before: `func.func @tpu_k` of loops, copies and tiles (docs/concepts/machine.md, "Conventions of the
+affine level"). After: `tpu.program @tpu_k`, and on the module
+
+- `constants = "name"`: the constants segment, a uint8 array in the weight store;
+- `workspace_bytes`, `sram_peak_bytes`;
+- `tensors = {name = {offset, shape}}`: where every DDR tensor lies in the workspace. Tensors that
+  are not alive together share bytes;
+- `sram_bytes = {layer = bytes}`.
+
+Every instruction touches addresses only; the order between engines is derived from them
+(`synchronize`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from xdsl.context import Context
+from xdsl.dialects import func, memref
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    IntegerAttr,
+    MemRefType,
+    ModuleOp,
+    StringAttr,
+    i64,
+)
+from xdsl.ir import Operation, SSAValue
+from xdsl.passes import ModulePass
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.tpu import ProgramOp
+from tilewright.ir.context import CompileContext, compile_context
+from tilewright.schedule.ddr import Lifetime, place_ddr
+from tilewright.schedule.footprint import align
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.program import Instr as EncodedInstr
+from tilewright.transforms.tpu.constants import ConstantSegment
+from tilewright.transforms.tpu.emitter import (
+    CONSTANTS_R,
+    WORKSPACE_R,
+    Emitter,
+    ddr_argument,
+)
+from tilewright.transforms.tpu.evaluate import Evaluator, memory_space
+from tilewright.transforms.tpu.instruction import Instr
+from tilewright.transforms.tpu.nests import Nests, attr_str
+from tilewright.transforms.tpu.synchronize import synchronize
+from tilewright.transforms.tpu.views import DdrBuffer, View, whole
+
+CONSTANTS = "tpu.constants"
+"""Name of the constants segment in the weight store."""
+WORKSPACE_ALIGNMENT = 4096
+
+
+def workspace_base(constants_bytes: int) -> int:
+    """Return the DDR address of the workspace: constants lie at 0, the workspace after them."""
+    return align(max(constants_bytes, 1), WORKSPACE_ALIGNMENT)
+
+
+@dataclass
+class _Tensor:
+    """A DDR tensor of the workspace and the steps it is alive in."""
+
+    view: View
+    first: int
+    last: int
+    views: list[View] = field(default_factory=list[View])
+
+
+@dataclass(frozen=True)
+class LowerAffineToTpuPass(ModulePass):
+    """Lower tiled functions to instructions.
+
+    Requires: the affine level. Ensures: one `tpu.program` a TPU segment; no functions on memrefs
+    remain.
+    """
+
+    name = "lower-affine-to-tpu"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Rewrite the module in place.
+
+        Raises:
+            TilewrightError: E0401 when tiles do not fit, E0402 when an op has no instruction, E0501
+            for malformed IR.
+        """
+        context = compile_context(ctx)
+        functions = [
+            item
+            for item in op.body.block.ops
+            if isinstance(item, func.FuncOp) and item.sym_name.data.startswith("tpu_")
+        ]
+        if not functions:
+            return
+        if context.target is None:
+            raise TilewrightError(
+                "E0201", "lowering to instructions needs a target", [], "give --hardware-config"
+            )
+        _Lowering(context, context.target, op, functions).run()
+
+
+class _Lowering:
+    """The lowering of one module."""
+
+    def __init__(
+        self,
+        context: CompileContext,
+        hardware: Hardware,
+        module: ModuleOp,
+        functions: list[func.FuncOp],
+    ) -> None:
+        self.context = context
+        self.hardware = hardware
+        self.module = module
+        self.functions = functions
+        self.tensors: dict[str, _Tensor] = {}
+        self.arguments: dict[func.FuncOp, dict[SSAValue, View]] = {}
+        self.nests: dict[func.FuncOp, Nests] = {}
+
+    def run(self) -> None:
+        """Lower every function; attach programs and tables to the module."""
+        self._collect()
+        alignment = max(self.hardware.tensor_alignment, 64)
+        lifetimes = [
+            Lifetime(name, _buffer(tensor.view).size_bytes, tensor.first, tensor.last)
+            for name, tensor in self.tensors.items()
+        ]
+        offsets, total = place_ddr(lifetimes, alignment)
+        for name, tensor in self.tensors.items():
+            for view in (tensor.view, *tensor.views):
+                _buffer(view).offset = offsets[name]
+        constants = ConstantSegment(self.hardware)
+        programs = [self._program(function, constants, total) for function in self.functions]
+        content = constants.content()
+        base = workspace_base(content.size)
+        if base + total > self.hardware.ddr_size:
+            raise TilewrightError(
+                "E0401",
+                "the model does not fit DDR",
+                [
+                    f"{content.size} bytes of constants and {total} of workspace; "
+                    f"{self.hardware.ddr_address_bits} address bits reach {self.hardware.ddr_size}"
+                ],
+            )
+        self.context.weights.set(CONSTANTS, content)
+        for function, program in zip(self.functions, programs, strict=True):
+            self._replace(function, program, base)
+        self._attributes(offsets, total)
+
+    def _collect(self) -> None:
+        """Find every DDR tensor and when it is alive; positions count the ops of all functions."""
+        position = 1
+        for function in self.functions:
+            names = _names(function, "arg_names") + _names(function, "result_names")
+            block = function.body.block
+            arguments: dict[SSAValue, View] = {}
+            nests = Nests(function, self.hardware)
+            if len(names) != len(block.args):
+                names = _names(function, "arg_names")
+            positions = {item: position + index for index, item in enumerate(block.ops)}
+            end = position + len(positions)
+            for name, argument in zip(names, block.args, strict=True):
+                kind = argument.type
+                assert isinstance(kind, MemRefType)
+                constant = name in self.context.weights
+                view = ddr_argument(name, kind.get_shape(), _item_bytes(kind), constant)
+                arguments[argument] = view
+                if not constant:
+                    # The host may fill or read it at any time up to the end of the model.
+                    self._alive(name, view, 0, 1 << 40)
+            for item in function.walk():
+                if isinstance(item, memref.AllocOp):
+                    kind = item.memref.type
+                    assert isinstance(kind, MemRefType)
+                    if memory_space(kind) != 0:
+                        continue
+                    name = (
+                        attr_str(item, "value") or f"{function.sym_name.data}:{len(self.tensors)}"
+                    )
+                    view = whole(DdrBuffer(name, kind.get_shape(), _item_bytes(kind), False))
+                    nests.ddr[item.memref] = view
+                    used = [positions[_top(user, block)] for user in _all_users(item.memref)]
+                    self._alive(name, view, min(used, default=end), max(used, default=end))
+            nests.plan()
+            self.arguments[function] = arguments
+            self.nests[function] = nests
+            position = end + 1
+
+    def _alive(self, name: str, view: View, first: int, last: int) -> None:
+        known = self.tensors.get(name)
+        if known is None:
+            self.tensors[name] = _Tensor(view, first, last)
+        else:
+            known.first, known.last = min(known.first, first), max(known.last, last)
+            known.views.append(view)
+
+    def _program(
+        self, function: func.FuncOp, constants: ConstantSegment, workspace_bytes: int
+    ) -> list[Instr]:
+        emitter = Emitter(self.hardware, self.context.weights, constants)
+        Evaluator(emitter, function, self.nests[function], self.arguments[function]).run()
+        synchronize(emitter.program, self.hardware, workspace_bytes)
+        return emitter.program
+
+    def _replace(self, function: func.FuncOp, program: list[Instr], base: int) -> None:
+        prologue = [
+            EncodedInstr("set_reg", {"rd": CONSTANTS_R, "value": 0}),
+            EncodedInstr("set_reg", {"rd": WORKSPACE_R, "value": base}),
+        ]
+        body = [EncodedInstr(instr.name, instr.fields, instr.layer) for instr in program]
+        attributes = {
+            "target": StringAttr(self.hardware.name),
+            "inputs": _workspace_names(function, "arg_names", self.context),
+            "outputs": _workspace_names(function, "result_names", self.context),
+        }
+        new = ProgramOp.of(
+            function.sym_name.data, [*prologue, *body, EncodedInstr("halt")], attributes
+        )
+        block = function.parent_block()
+        assert block is not None
+        block.insert_op_before(new, function)
+        function.detach()
+        function.erase(safe_erase=False)
+
+    def _attributes(self, offsets: dict[str, int], total: int) -> None:
+        attributes = self.module.attributes
+        attributes["target"] = StringAttr(self.hardware.name)
+        attributes["constants"] = StringAttr(CONSTANTS)
+        attributes["workspace_bytes"] = IntegerAttr(total, i64)
+        attributes["sram_peak_bytes"] = IntegerAttr(
+            max((nests.peak_bytes for nests in self.nests.values()), default=0), i64
+        )
+        attributes["tensors"] = DictionaryAttr(
+            {
+                name: DictionaryAttr(
+                    {
+                        "offset": IntegerAttr(offsets[name], i64),
+                        "shape": ArrayAttr(
+                            IntegerAttr(extent, i64) for extent in _buffer(tensor.view).shape
+                        ),
+                    }
+                )
+                for name, tensor in self.tensors.items()
+            }
+        )
+        peaks: dict[str, int] = {}
+        for nests in self.nests.values():
+            for layer, size in nests.peaks.items():
+                peaks[layer] = max(peaks.get(layer, 0), size)
+        attributes["sram_bytes"] = DictionaryAttr(
+            {layer: IntegerAttr(size, i64) for layer, size in peaks.items()}
+        )
+
+
+def _buffer(view: View) -> DdrBuffer:
+    assert isinstance(view.buffer, DdrBuffer)
+    return view.buffer
+
+
+def _names(function: func.FuncOp, key: str) -> list[str]:
+    value = function.attributes.get(key)
+    assert isinstance(value, ArrayAttr), key
+    return [item.data for item in value if isinstance(item, StringAttr)]
+
+
+def _workspace_names(function: func.FuncOp, key: str, context: CompileContext) -> ArrayAttr:
+    names = _names(function, key)
+    return ArrayAttr(StringAttr(name) for name in names if name not in context.weights)
+
+
+def _item_bytes(kind: MemRefType) -> int:
+    element = kind.element_type
+    return int(np.ceil(getattr(element, "bitwidth", 8) / 8))
+
+
+def _all_users(value: SSAValue) -> list[Operation]:
+    found: list[Operation] = []
+    stack = [value]
+    while stack:
+        for use in stack.pop().uses:
+            found.append(use.operation)
+            stack.extend(
+                result for result in use.operation.results if isinstance(result.type, MemRefType)
+            )
+    return found
+
+
+def _top(op: Operation, block: object) -> Operation:
+    """Return the op of the function's body that holds `op`."""
+    while op.parent is not block:
+        parent = op.parent_op()
+        assert parent is not None
+        op = parent
+    return op

@@ -1,0 +1,272 @@
+"""Static facts about an affine-level function: what feeds what, and where SRAM tiles lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from xdsl.dialects import func, memref
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DenseArrayBase,
+    FloatAttr,
+    IntegerAttr,
+    MemRefType,
+    StringAttr,
+)
+from xdsl.dialects.linalg import GenericOp
+from xdsl.ir import Operation, SSAValue
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.schedule.footprint import (
+    activation_bytes,
+    align,
+    conv_form,
+    parameter_bytes,
+)
+from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
+from tilewright.spec.hardware import Hardware
+from tilewright.transforms.tpu.emitter import Emitter
+from tilewright.transforms.tpu.views import Tile, View, whole
+
+_ALIASES = ("memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast")
+
+
+def attr_int(op: Operation, name: str, default: int | None = None) -> int:
+    """Return an integer attribute of `op`."""
+    value = op.attributes.get(name)
+    if isinstance(value, IntegerAttr):
+        return value.value.data
+    if default is None:
+        raise TilewrightError("E0501", f"`{op.name}` lacks the attribute `{name}`")
+    return default
+
+
+def attr_ints(op: Operation, name: str, default: Sequence[int]) -> tuple[int, ...]:
+    """Return an attribute that is a list of integers."""
+    value = op.attributes.get(name)
+    if isinstance(value, DenseArrayBase):
+        return tuple(int(item) for item in value.get_values())
+    if isinstance(value, ArrayAttr):
+        return tuple(item.value.data for item in value if isinstance(item, IntegerAttr))
+    return tuple(default)
+
+
+def attr_str(op: Operation, name: str) -> str:
+    """Return a string attribute, or an empty string."""
+    value = op.attributes.get(name)
+    return value.data if isinstance(value, StringAttr) else ""
+
+
+def root(value: SSAValue) -> SSAValue:
+    """Return the buffer a chain of views starts from."""
+    while isinstance(value.owner, Operation) and value.owner.name in _ALIASES:
+        value = value.owner.operands[0]
+    return value
+
+
+def users(value: SSAValue) -> Iterator[Operation]:
+    """Yield the ops that use a buffer, directly or through views."""
+    for use in value.uses:
+        if use.operation.name in _ALIASES:
+            yield from users(use.operation.results[0])
+        else:
+            yield use.operation
+
+
+@dataclass
+class Nests:
+    """Tile addresses, DDR buffers and op relations of one function."""
+
+    function: func.FuncOp
+    hardware: Hardware
+    ddr: dict[SSAValue, View] = field(default_factory=dict[SSAValue, View])
+    """Views of the DDR buffers made by `memref.alloc`."""
+    tiles: dict[Operation, tuple[list[int], int]] = field(
+        default_factory=dict[Operation, tuple[list[int], int]]
+    )
+    """Slot addresses and size of every SRAM alloc."""
+    second_inputs: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Tiles that are second operands, loaded on a channel of their own."""
+    keep: list[object] = field(default_factory=list[object])
+    peak_bytes: int = 0
+    """Largest SRAM use of any nest."""
+    peaks: dict[str, int] = field(default_factory=dict[str, int])
+    """SRAM bytes of every layer's nest."""
+    _implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
+    _filled: set[int] = field(default_factory=set[int])
+
+    def conv_of(self, value: SSAValue) -> GenericOp:
+        """Return the convolution that reads a weights tile."""
+        return self._user(value, ("conv",), 1)
+
+    def requant_of(self, value: SSAValue) -> GenericOp:
+        """Return the requantisation that reads a bias tile."""
+        return self._user(value, ("requant",), 1)
+
+    def reduction_of(self, acc: SSAValue) -> GenericOp:
+        """Return a reduction that writes an accumulator."""
+        for user in users(root(acc)):
+            if isinstance(user, GenericOp) and attr_str(user, "kind") in ("conv", "sum"):
+                return user
+        raise TilewrightError("E0501", "an accumulator is requantised but never written")
+
+    def _user(self, value: SSAValue, kinds: tuple[str, ...], operand: int) -> GenericOp:
+        base = root(value)
+        for user in users(base):
+            if (
+                isinstance(user, GenericOp)
+                and attr_str(user, "kind") in kinds
+                and root(user.inputs[operand]) is base
+            ):
+                return user
+        raise TilewrightError("E0501", f"a tile is loaded for no {' or '.join(kinds)}")
+
+    def group_out(self, conv: GenericOp) -> int:
+        """Return the output channels of one group of a grouped convolution."""
+        return attr_int(conv, "group_out")
+
+    def ones_tile(self, op: GenericOp, emitter: Emitter) -> Tile:
+        """Return the row of ones a window sum multiplies by, written when first asked for."""
+        tile = self._implicit[op]
+        if id(tile) not in self._filled:
+            self._filled.add(id(tile))
+            emitter.fill(whole(tile), 1)
+        return tile
+
+    def scalar_tile(self, op: GenericOp) -> Tile:
+        """Return the tile through which scalar parameters of an op reach the vector unit."""
+        return self._implicit[op]
+
+    def plan(self) -> None:
+        """Group the SRAM tiles that are alive together and give them addresses.
+
+        Raises:
+            TilewrightError: E0401, naming the layer and its tiles.
+        """
+        parent: dict[SSAValue, SSAValue] = {}
+
+        def find(value: SSAValue) -> SSAValue:
+            while parent[value] is not value:
+                parent[value] = parent[parent[value]]
+                value = parent[value]
+            return value
+
+        allocs: list[memref.AllocOp] = []
+        generics: list[GenericOp] = []
+        for op in self.function.walk():
+            if isinstance(op, memref.AllocOp) and _space(op) != 0:
+                parent[op.memref] = op.memref
+                allocs.append(op)
+            elif isinstance(op, GenericOp):
+                generics.append(op)
+        for op in generics:
+            tiles = [root(value) for value in (*op.inputs, *op.outputs)]
+            tiles = [tile for tile in tiles if tile in parent]
+            for tile in tiles[1:]:
+                parent[find(tile)] = find(tiles[0])
+            if attr_str(op, "kind") == "eltwise" and len(op.inputs) > 1:
+                self.second_inputs.add(root(op.inputs[1]))
+        groups: dict[SSAValue, list[memref.AllocOp]] = {}
+        for op in allocs:
+            groups.setdefault(find(op.memref), []).append(op)
+        ops: dict[SSAValue, list[GenericOp]] = {}
+        for op in generics:
+            tiles = [root(value) for value in (*op.inputs, *op.outputs)]
+            ops.setdefault(find(next(tile for tile in tiles if tile in parent)), []).append(op)
+        for key, members in groups.items():
+            self._place(members, ops.get(key, []))
+
+    def _place(self, allocs: list[memref.AllocOp], generics: list[GenericOp]) -> None:
+        buffers: list[TileBuffer] = []
+        for index, op in enumerate(allocs):
+            if _space(op) != 1:
+                continue
+            role = attr_str(op, "role")
+            buffers.append(
+                TileBuffer(str(index), role, self.tile_bytes(op), attr_int(op, "slots", 1))
+            )
+        word = self.hardware.sram_word_bytes
+        for index, op in enumerate(generics):
+            kind = attr_str(op, "kind")
+            if kind == "sum":
+                buffers.append(TileBuffer(f"ones{index}", "weights", word, 1))
+            elif kind in ("eltwise", "resize") or (kind == "copy" and "shift" in op.attributes):
+                size = parameter_bytes(self.hardware, 1)
+                buffers.append(TileBuffer(f"scalar{index}", "scalar", size, 1))
+        placed = place_nest(self.hardware, buffers)
+        layer = next(
+            (attr_str(op, "layer") for op in (*generics, *allocs) if "layer" in op.attributes), ""
+        )
+        if isinstance(placed, TileDoesNotFit):
+            raise TilewrightError(
+                "E0401",
+                f'out of memory during allocation of "{layer}"',
+                [
+                    *(f"{b.role}: {b.slots} x {b.size_bytes} bytes" for b in buffers),
+                    placed.reason,
+                    f"smallest SRAM that would do: {placed.needed_bytes} bytes; {self.hardware.name} has {self.hardware.sram_size}",
+                ],
+            )
+        used = sum(b.slots * align(b.size_bytes, word) for b in buffers)
+        self.peak_bytes = max(self.peak_bytes, used)
+        self.peaks[layer] = max(self.peaks.get(layer, 0), used)
+        sizes = {b.name: b.size_bytes for b in buffers}
+        for index, op in enumerate(allocs):
+            if str(index) in placed:
+                self.tiles[op] = (placed[str(index)], sizes[str(index)])
+        for index, op in enumerate(generics):
+            for prefix in ("ones", "scalar"):
+                name = f"{prefix}{index}"
+                if name in placed:
+                    size = sizes[name]
+                    self._implicit[op] = Tile(prefix, (size,), placed[name][0], size, size)
+
+    def tile_bytes(self, op: memref.AllocOp) -> int:
+        """Return the SRAM bytes of an alloc's tile."""
+        kind = op.memref.type
+        assert isinstance(kind, MemRefType)
+        shape = kind.get_shape()
+        role = attr_str(op, "role")
+        hardware = self.hardware
+        if role in ("mult", "shift"):
+            return 0
+        if role == "table":
+            return 256
+        if role in ("table_y", "table_x"):
+            return align(8 * shape[0], hardware.sram_word_bytes)
+        if role == "weights":
+            conv = self.conv_of(op.memref)
+            out_channels, group_in, k_h, k_w = shape
+            group = attr_int(conv, "group", 1)
+            group = out_channels // self.group_out(conv) if group > 1 else 1
+            dilation = attr_ints(conv, "dilations", (1, 1))[1]
+            form = conv_form(hardware, group_in * group, out_channels, group, (k_h, k_w), dilation)
+            return form.weight_bytes(hardware)
+        if role == "bias":
+            conv = self.reduction_of(self.requant_of(op.memref).inputs[0])
+            channels = shape[-1]
+            if attr_str(conv, "kind") == "sum":
+                size = hardware.array_size
+                return parameter_bytes(hardware, -(-channels // size))
+            weights = root(conv.inputs[1]).type
+            assert isinstance(weights, MemRefType)
+            _, group_in, k_h, k_w = weights.get_shape()
+            group = attr_int(conv, "group", 1)
+            group = channels // self.group_out(conv) if group > 1 else 1
+            form = conv_form(hardware, group_in * group, channels, group, (k_h, k_w), 1)
+            return parameter_bytes(hardware, form.blocks)
+        pixels = 1
+        for extent in shape[:-1]:
+            pixels *= extent
+        return activation_bytes(hardware, pixels, shape[-1])
+
+
+def _space(op: memref.AllocOp) -> int:
+    kind = op.memref.type
+    assert isinstance(kind, MemRefType)
+    space = kind.memory_space
+    return space.value.data if isinstance(space, IntegerAttr) else 0
+
+
+__all__ = ["FloatAttr", "Nests", "attr_int", "attr_ints", "attr_str", "root", "users"]
