@@ -1,0 +1,586 @@
+"""The walk over the user's graph: names, scopes, constants, function bodies, branches.
+
+The walk makes a flat list of records, one for each node that must run; nodes that can be computed at compile time leave only their
+value. What nothing reads is dropped before anything is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.onnx import element_type, schema_of
+from tilewright.frontends.onnx.infer import Value, evaluate, infer_types
+from tilewright.frontends.onnx.reader import Model, domain_of
+from tilewright.frontends.onnx.tensors import Array, densify, load_tensor, malformed
+from tilewright.spec.ops import SHAPE_OPERANDS, importable
+
+if TYPE_CHECKING:
+    from onnx import AttributeProto, FunctionProto, GraphProto, NodeProto
+    from onnx.defs import OpSchema
+
+    from tilewright.ir.context import CompileContext
+
+STAGE = "import-onnx"
+FOLD_LIMIT = 1 << 16
+"""Constant nodes whose results are float are computed at import up to this many elements; the rest is left to `top-fold-constants`."""
+INDEX_FOLD_LIMIT = 1 << 22
+"""The same for integers and booleans, which shape arithmetic is made of."""
+MAX_NODES = 1_000_000
+MAX_DEPTH = 64
+ABSENT = Value("")
+
+
+class UnknownValueError(TilewrightError):
+    """A shape depends on a value that is not known at compile time; `inputs` are the graph inputs to bind."""
+
+    inputs: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Record:
+    """A node that must run."""
+
+    op_type: str
+    domain: str
+    name: str
+    opset: int
+    inputs: list[Value]
+    outputs: list[Value]
+    attributes: list[AttributeProto]
+    refused: str = ""
+    """Why the operator is not supported; empty if it is."""
+
+
+class Scope:
+    """Names visible in one graph; inner graphs see those of outer ones."""
+
+    def __init__(self, opsets: dict[str, int], parent: Scope | None = None, prefix: str = "") -> None:
+        self.names: dict[str, Value] = {}
+        self.opsets = opsets
+        self.parent = parent
+        self.prefix = prefix
+        self.later: set[str] = set()
+
+    def find(self, name: str) -> Value | None:
+        """Return the value called `name`, looking outward."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.names:
+                return scope.names[name]
+            scope = scope.parent
+        return None
+
+    def define(self, name: str, value: Value, where: str) -> None:
+        """Add a name; each may be defined once.
+
+        Raises:
+            TilewrightError: E0106, it is there already.
+        """
+        if name in self.names:
+            raise malformed(f"tensor {name!r} is defined twice", f"the second time by {where}")
+        self.names[name] = value
+
+
+@dataclass
+class GraphWalker:
+    """Turns the graph of `model` into `records`."""
+
+    model: Model
+    ctx: CompileContext
+    records: list[Record] = field(default_factory=list[Record])
+    _names: dict[str, int] = field(default_factory=dict[str, int])
+    _visited: int = 0
+
+    def unique(self, name: str) -> str:
+        """Return `name`, or `name#1`, `name#2`... if it is taken."""
+        candidate = name
+        while candidate in self._names:
+            self._names[name] += 1
+            candidate = f"{name}#{self._names[name]}"
+        self._names[candidate] = 0
+        return candidate
+
+    def define_initializers(self, graph: GraphProto, scope: Scope, skip: set[str]) -> None:
+        """Make the constants of a graph known."""
+        for tensor in graph.initializer:
+            if not tensor.name:
+                raise malformed("an initializer has no name")
+            if tensor.name not in skip:
+                array = load_tensor(tensor, self.model.folder)
+                value = constant(tensor.name, array, tensor.data_type)
+                scope.define(tensor.name, value, "an initializer")
+        for sparse in graph.sparse_initializer:
+            name = sparse.values.name
+            if name not in skip:
+                dense = densify(sparse, self.model.folder)
+                value = constant(name, dense, sparse.values.data_type)
+                scope.define(name, value, "a sparse initializer")
+
+    def walk(
+        self,
+        nodes: Sequence[NodeProto],
+        scope: Scope,
+        references: Mapping[str, AttributeProto] | None = None,
+        depth: int = 0,
+    ) -> None:
+        """Process `nodes` in order; `references` are the values of a function's attributes."""
+        if depth > MAX_DEPTH:
+            raise malformed("functions or branches are nested too deeply", f"the limit is {MAX_DEPTH}")
+        scope.later = {name for node in nodes for name in node.output if name}
+        for index, node in enumerate(nodes):
+            self._visited += 1
+            if self._visited > MAX_NODES:
+                raise malformed(
+                    "the model has too many nodes", f"the limit is {MAX_NODES}, functions expanded"
+                )
+            self._node(_resolve(node, references), scope, nodes, index, depth)
+
+    def _node(
+        self, node: NodeProto, scope: Scope, nodes: Sequence[NodeProto], index: int, depth: int
+    ) -> None:
+        where = node_title(node)
+        inputs: list[Value] = []
+        for name in node.input:
+            value = scope.find(name) if name else ABSENT
+            if value is None:
+                raise _undefined(name, where, scope, nodes, index)
+            if value.pending is not None:
+                raise value.pending
+            inputs.append(value)
+        outputs = self._outputs(node, inputs, scope, depth)
+        for name, value in zip(node.output, outputs, strict=False):
+            if name:
+                scope.define(name, value, where)
+
+    def _outputs(
+        self, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
+    ) -> list[Value]:
+        """Return the values of the node's outputs, making records on the way."""
+        domain = domain_of(node.domain)
+        function = self.model.functions.get((domain, node.op_type))
+        if function is not None:
+            return self._call(function, node, inputs, scope, depth)
+        opset = scope.opsets.get(domain)
+        schema = None if opset is None else schema_of(node.op_type, opset, domain)
+        if opset is None or schema is None:
+            reason = "no such operator is known"
+            if opset is None and domain in ("", "ai.onnx.ml"):
+                reason = "the model does not import its domain"
+            elif not domain:
+                reason = f"operator set {opset} has no such operator"
+            return self._refuse(node, inputs, scope, reason)
+        _check_arity(node, schema, opset)
+        if node.op_type == "Constant" and not domain:
+            return [self._constant_node(node)]
+        if node.op_type == "If" and not domain:
+            return self._branch(node, inputs, scope, depth)
+        if not all(value.known for value in inputs if value.name):
+            return self._unknown(node, inputs, scope, schema)
+        if node.op_type in ("Shape", "Size") and not domain:
+            return [_shape_value(node, inputs[0])]
+        inferred, complaint = infer_types(node, schema, inputs, scope.opsets)
+        if (folded := self._fold(node, schema, inputs, inferred)) is not None:
+            return folded
+        status = importable(domain, node.op_type)
+        if status != "direct" and not (status == "function" and _has_body(schema)):
+            reason = status if status not in ("direct", "function") else f"not in operator set {opset}"
+            return self._refuse(node, inputs, scope, reason)
+        if status == "function":
+            body = _schema_function(node, schema, inputs, opset)
+            defaults = {
+                name: spec.default_value
+                for name, spec in schema.attributes.items()
+                if spec.default_value.name
+            }
+            return self._expand(body, node, inputs, scope, depth, defaults)
+        outputs = self._typed_outputs(node, inputs, inferred, complaint)
+        self._record(node, inputs, outputs, scope, opset)
+        return outputs
+
+    def _call(
+        self, function: FunctionProto, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
+    ) -> list[Value]:
+        """Inline a function the model defines."""
+        defaults = {item.name: item for item in function.attribute_proto}
+        extra = {a.name for a in node.attribute} - {*function.attribute, *defaults}
+        if extra:
+            raise malformed(
+                f"{node_title(node)} gives attributes its function does not have",
+                ", ".join(sorted(extra)),
+            )
+        return self._expand(function, node, inputs, scope, depth, defaults)
+
+    def _record(
+        self,
+        node: NodeProto,
+        inputs: list[Value],
+        outputs: list[Value],
+        scope: Scope,
+        opset: int,
+        refused: str = "",
+    ) -> None:
+        self.records.append(
+            Record(
+                node.op_type,
+                domain_of(node.domain),
+                self.unique(scope.prefix + _label(node)),
+                opset,
+                inputs,
+                outputs,
+                list(node.attribute),
+                refused,
+            )
+        )
+
+    def _refuse(
+        self, node: NodeProto, inputs: list[Value], scope: Scope, reason: str
+    ) -> list[Value]:
+        """Record a node that is not supported, to be listed with all others."""
+        origins = _origins(inputs)
+        outputs = [Value(name, origins=origins) for name in node.output]
+        self._record(node, inputs, outputs, scope, 0, reason)
+        return outputs
+
+    def _unknown(
+        self, node: NodeProto, inputs: list[Value], scope: Scope, schema: OpSchema
+    ) -> list[Value]:
+        """A node behind one that is not supported: look only at whether it is supported itself."""
+        status = importable(domain_of(node.domain), node.op_type)
+        supported = status == "direct" or (status == "function" and _has_body(schema))
+        outputs = [Value(name, origins=_origins(inputs)) for name in node.output]
+        self._record(node, inputs, outputs, scope, 0, "" if supported else status)
+        return outputs
+
+    def _typed_outputs(
+        self,
+        node: NodeProto,
+        inputs: list[Value],
+        inferred: list[tuple[int, tuple[int | None, ...] | None]],
+        complaint: str,
+    ) -> list[Value]:
+        origins = _origins(inputs)
+        outputs: list[Value] = []
+        for name, (elem_type, shape) in zip(node.output, inferred, strict=True):
+            if not name:
+                outputs.append(Value(""))
+                continue
+            if elem_type == 0 or shape is None or any(dim is None for dim in shape):
+                error = _no_shape(node, inputs, name, complaint)
+                if not outputs:
+                    raise error
+                # Rules of old opsets leave out second results (a mask); that matters if one is read.
+                outputs.append(Value("", pending=error))
+                continue
+            static = tuple(dim for dim in shape if dim is not None)
+            outputs.append(Value(name, elem_type, static, origins=origins))
+        return outputs
+
+    def _constant_node(self, node: NodeProto) -> Value:
+        """The value of a `Constant` node, in any of its forms."""
+        from onnx import TensorProto as T
+
+        if len(node.attribute) != 1:
+            raise malformed(f"{node_title(node)} must have exactly one value")
+        attribute = node.attribute[0]
+        name = node.output[0]
+        match attribute.name:
+            case "value":
+                array = load_tensor(attribute.t, self.model.folder)
+                return constant(name, array, attribute.t.data_type)
+            case "sparse_value":
+                sparse = attribute.sparse_tensor
+                return constant(name, densify(sparse, self.model.folder), sparse.values.data_type)
+            case "value_int":
+                return constant(name, np.array(attribute.i, np.int64), T.INT64)
+            case "value_ints":
+                return constant(name, np.array(attribute.ints, np.int64), T.INT64)
+            case "value_float":
+                return constant(name, np.array(attribute.f, np.float32), T.FLOAT)
+            case "value_floats":
+                return constant(name, np.array(attribute.floats, np.float32), T.FLOAT)
+            case "value_string":
+                return constant(name, np.array(attribute.s, object), T.STRING)
+            case "value_strings":
+                return constant(name, np.array(list(attribute.strings), object), T.STRING)
+            case other:
+                raise malformed(f"{node_title(node)} has the unknown attribute {other!r}")
+
+    def _fold(
+        self,
+        node: NodeProto,
+        schema: OpSchema,
+        inputs: list[Value],
+        inferred: list[tuple[int, tuple[int | None, ...] | None]],
+    ) -> list[Value] | None:
+        """Compute a node of constant operands, if it is cheap to hold the result."""
+        from onnx import TensorProto as T
+
+        given = [value for value in inputs if value.name]
+        if any(value.constant is None for value in given) or _is_random(schema) or node.op_type == "Loop":
+            return None
+        if sum(value.size for value in given) > INDEX_FOLD_LIMIT:
+            return None
+        for elem_type, shape in inferred:
+            if shape is not None and all(dim is not None for dim in shape):
+                floating = elem_type in (T.FLOAT, T.FLOAT16, T.DOUBLE, T.BFLOAT16)
+                if int(np.prod(shape, dtype=object)) > (FOLD_LIMIT if floating else INDEX_FOLD_LIMIT):
+                    return None
+            elif not _bounded(node.op_type):
+                return None
+        arrays = evaluate(node, schema, inputs)
+        if arrays is None:
+            return None
+        values: list[Value] = []
+        for name, array, (elem_type, _) in zip(node.output, arrays, inferred, strict=True):
+            if name and not elem_type:
+                return None
+            values.append(constant(name, array, elem_type) if name else ABSENT)
+        self.ctx.decide(node.name or node.output[0], STAGE, True, "computed at compile time")
+        return values
+
+    def _branch(
+        self, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
+    ) -> list[Value]:
+        """Take the branch of an `If` whose condition is known."""
+        condition = inputs[0]
+        if condition.constant is None or condition.size != 1:
+            if not condition.known:
+                return [Value(name) for name in node.output]
+            return self._refuse(node, inputs, scope, "its condition is not known at compile time")
+        wanted = "then_branch" if bool(condition.constant.reshape(-1)[0]) else "else_branch"
+        graph = next((a.g for a in node.attribute if a.name == wanted), None)
+        if graph is None or len(graph.output) != len(node.output):
+            raise malformed(f"{node_title(node)} has no {wanted}, or one of other outputs")
+        inner = Scope(scope.opsets, scope, scope.prefix)
+        first_record = len(self.records)
+        self.define_initializers(graph, inner, set())
+        self.walk(graph.node, inner, None, depth + 1)
+        self.ctx.decide(node.name or node.output[0], STAGE, True, f"condition known: {wanted} taken")
+        return [
+            self._given_out(inner, info.name, name, node, first_record)
+            for info, name in zip(graph.output, node.output, strict=True)
+        ]
+
+    def _given_out(
+        self, scope: Scope, inner: str, outer: str, node: NodeProto, first_record: int
+    ) -> Value:
+        """Return the value an inner graph or a function gives out as `inner`.
+
+        It takes the caller's name for it (reports cite that one) if it was made inside.
+        """
+        found = scope.find(inner)
+        if found is None:
+            raise malformed(f"{node_title(node)} gives out {inner!r}, which nothing defines")
+        made_inside = any(
+            found is value for record in self.records[first_record:] for value in record.outputs
+        )
+        if outer and made_inside:
+            found.name = outer
+        return found
+
+    def _expand(
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        inputs: list[Value],
+        scope: Scope,
+        depth: int,
+        defaults: Mapping[str, AttributeProto],
+    ) -> list[Value]:
+        """Inline a function of the model, or the body a schema gives for its operator."""
+        opsets = {domain_of(entry.domain): entry.version for entry in function.opset_import}
+        inner = Scope({**scope.opsets, **opsets}, None, f"{scope.prefix}{_label(node)}/")
+        if len(inputs) > len(function.input) or len(node.output) > len(function.output):
+            raise malformed(f"{node_title(node)} has more inputs or outputs than its function")
+        for index, name in enumerate(function.input):
+            inner.names[name] = inputs[index] if index < len(inputs) else ABSENT
+        references = {**defaults, **{item.name: item for item in node.attribute}}
+        first_record = len(self.records)
+        self.walk(function.node, inner, references, depth + 1)
+        return [
+            self._given_out(inner, name, outer, node, first_record) if outer else ABSENT
+            for name, outer in zip(function.output, node.output, strict=False)
+        ]
+
+
+def constant(name: str, array: Array, elem_type: int) -> Value:
+    """Return a value known at compile time."""
+    return Value(name, elem_type, tuple(array.shape), array)
+
+
+def _label(node: NodeProto) -> str:
+    """The user's name of a node, or one made of its operator and first output."""
+    return node.name or f"{node.op_type}({next((o for o in node.output if o), '')})"
+
+
+def node_title(node: NodeProto) -> str:
+    """Name a node for a message: `Conv "conv1"`."""
+    if node.name:
+        return f'{node.op_type} "{node.name}"'
+    return f"{node.op_type} (unnamed, gives {next((o for o in node.output if o), 'nothing')!r})"
+
+
+def _resolve(node: NodeProto, references: Mapping[str, AttributeProto] | None) -> NodeProto:
+    """Put the values of a function call in place of references to its attributes, in inner graphs too."""
+    from onnx import NodeProto
+
+    if references is None or not any(a.ref_attr_name or a.HasField("g") for a in node.attribute):
+        return node
+    result = NodeProto()
+    result.CopyFrom(node)
+    del result.attribute[:]
+    for attribute in node.attribute:
+        if attribute.ref_attr_name:
+            value = references.get(attribute.ref_attr_name)
+            if value is not None:
+                result.attribute.add().CopyFrom(value)
+                result.attribute[-1].name = attribute.name
+            continue
+        copy = result.attribute.add()
+        copy.CopyFrom(attribute)
+        if attribute.HasField("g"):
+            resolved = [_resolve(inner, references) for inner in attribute.g.node]
+            del copy.g.node[:]
+            copy.g.node.extend(resolved)
+    return result
+
+
+def _undefined(
+    name: str, where: str, scope: Scope, nodes: Sequence[NodeProto], index: int
+) -> TilewrightError:
+    if name not in scope.later:
+        return malformed(f"{where} reads {name!r}, which nothing defines")
+    if cycle := find_cycle(nodes):
+        return malformed("the graph has a cycle", " -> ".join(cycle))
+    return malformed(
+        "the nodes of the graph are not in topological order",
+        f"{where} (node {index}) reads {name!r}, which a later node gives",
+        hint="sort the graph, for example with `onnx.compose` or `onnxslim`",
+    )
+
+
+def find_cycle(nodes: Sequence[NodeProto]) -> list[str]:
+    """Return tensor names along a cycle, first and last the same; empty if there is none."""
+    producer = {name: node for node in nodes for name in node.output if name}
+    state: dict[str, int] = {}
+    for start in producer:
+        path: list[tuple[str, Any]] = []
+        if state.get(start):
+            continue
+        state[start] = 1
+        path.append((start, iter(producer[start].input)))
+        while path:
+            name, rest = path[-1]
+            step = next((n for n in rest if n in producer and state.get(n) != 2), None)
+            if step is None:
+                state[name] = 2
+                path.pop()
+            elif state.get(step) == 1:
+                names = [item for item, _ in path]
+                cycle = names[names.index(step) :]
+                return [*reversed(cycle), cycle[-1]]
+            else:
+                state[step] = 1
+                path.append((step, iter(producer[step].input)))
+    return []
+
+
+def _origins(inputs: Iterable[Value]) -> frozenset[str]:
+    sets = {value.origins for value in inputs if value.origins}
+    if len(sets) <= 1:
+        return next(iter(sets), frozenset())
+    return frozenset().union(*sets)
+
+
+def _check_arity(node: NodeProto, schema: OpSchema, opset: int) -> None:
+    for what, count, low, high in (
+        ("inputs", len(node.input), schema.min_input, schema.max_input),
+        ("outputs", len(node.output), schema.min_output, schema.max_output),
+    ):
+        if not low <= count <= high:
+            span = f"{low}" if low == high else f"{low} to {high}"
+            raise malformed(
+                f"{node_title(node)} has {count} {what}",
+                f"{node.op_type} takes {span} in operator set {opset}",
+            )
+
+
+def _shape_value(node: NodeProto, value: Value) -> Value:
+    from onnx import TensorProto as T
+
+    assert value.shape is not None
+    if node.op_type == "Size":
+        return constant(node.output[0], np.array(value.size, np.int64), T.INT64)
+    bounds = {a.name: a.i for a in node.attribute}
+    rank = len(value.shape)
+    start, end = bounds.get("start", 0), bounds.get("end", rank)
+    start, end = (min(max(v + rank if v < 0 else v, 0), rank) for v in (start, end))
+    return constant(node.output[0], np.array(value.shape[start:end], np.int64), T.INT64)
+
+
+def _is_random(schema: OpSchema) -> bool:
+    return schema.name.startswith("Random") or schema.name in ("Bernoulli", "Multinomial", "Dropout")
+
+
+def _bounded(op_type: str) -> bool:
+    """Whether a result of unknown size cannot be larger than the operands by much."""
+    return op_type in ("NonZero", "Unique", "Compress", "StringSplit", "StringConcat")
+
+
+def _has_body(schema: OpSchema) -> bool:
+    return schema.has_function or schema.has_context_dependent_function
+
+
+def _schema_function(
+    node: NodeProto, schema: OpSchema, inputs: list[Value], opset: int
+) -> FunctionProto:
+    """Return the body ONNX defines for an operator, for these operand types."""
+    from onnx import FunctionProto
+
+    if schema.has_function:
+        version = max((v for v in schema.function_opset_versions if v <= opset), default=0)
+        if version:
+            return FunctionProto.FromString(schema.get_function_with_opset_version(version))
+    version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=0)
+    if not version:
+        raise TilewrightError("E0104", f"{node_title(node)} has no definition in operator set {opset}")
+    types = [value.type_proto.SerializeToString() if value.name else b"" for value in inputs]
+    return FunctionProto.FromString(
+        schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
+    )
+
+
+def _no_shape(node: NodeProto, inputs: list[Value], output: str, complaint: str) -> TilewrightError:
+    where = node_title(node)
+    if complaint:
+        return TilewrightError("E0103", f"the operands of {where} do not fit", [complaint, *_shown(inputs)])
+    operands = SHAPE_OPERANDS.get(node.op_type, range(len(inputs)))
+    dynamic = [
+        inputs[i] for i in operands if i < len(inputs) and inputs[i].name and inputs[i].constant is None
+    ]
+    if not dynamic:
+        return TilewrightError(
+            "E0103", f"no static shape for {output!r}, which {where} gives", _shown(inputs)
+        )
+    origins = sorted(frozenset().union(*(value.origins for value in dynamic)))
+    error = UnknownValueError(
+        "E0103",
+        f"the shape of {output!r}, which {where} gives, depends on values known only at run time",
+        [f"operand {value.name!r}, computed from {', '.join(sorted(value.origins))}" for value in dynamic],
+        f"bind the input to a constant: {', '.join(origins)}" if origins else None,
+    )
+    error.inputs = tuple(origins)
+    return error
+
+
+def _shown(inputs: Sequence[Value]) -> list[str]:
+    return [
+        f"operand {value.name!r}: {element_type(value.elem_type) or value.elem_type} {list(value.shape or ())}"
+        for value in inputs
+        if value.name
+    ]

@@ -1,0 +1,184 @@
+"""Static types and compile-time values of single nodes.
+
+Types come from ONNX's own per-node inference, given the values of small constant operands; nothing is ever serialised as a whole
+model, so weights beyond 2 GB are no obstacle. Constant nodes are evaluated by onnxruntime without optimisations, one node at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.frontends.onnx.tensors import Array, check_dims, malformed
+
+if TYPE_CHECKING:
+    from onnx import NodeProto, TensorProto, TypeProto
+    from onnx.defs import OpSchema
+    from xdsl.ir import SSAValue
+
+DATA_LIMIT = 1 << 16
+"""Constants of at most this many elements are shown to shape inference."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the graph being imported."""
+
+    name: str
+    """The user's tensor name; empty for one that is left out."""
+    elem_type: int = 0
+    """`TensorProto.DataType`; 0 when unknown (made by an operator that is not supported)."""
+    shape: tuple[int, ...] | None = None
+    """Static shape; None when unknown."""
+    constant: Array | None = None
+    """The value, when it is known at compile time."""
+    origins: frozenset[str] = frozenset()
+    """Graph inputs it depends on."""
+    ssa: SSAValue | None = field(default=None, repr=False)
+    """Set when the value is emitted."""
+    pending: TilewrightError | None = None
+    """What is wrong with the value, reported only if something reads it."""
+
+    @property
+    def known(self) -> bool:
+        """Whether type and shape are known."""
+        return self.elem_type != 0 and self.shape is not None
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape or (), dtype=object))
+
+    @cached_property
+    def type_proto(self) -> TypeProto:
+        """The type as ONNX states it."""
+        from onnx import helper
+
+        return helper.make_tensor_type_proto(self.elem_type, self.shape)
+
+    @cached_property
+    def tensor_proto(self) -> TensorProto:
+        """The constant as ONNX states it."""
+        return to_proto(self.name, self.elem_type, self.constant)
+
+
+def to_proto(name: str, elem_type: int, array: Array | None) -> TensorProto:
+    """Return `array` as a `TensorProto`."""
+    from onnx import TensorProto as T
+    from onnx import numpy_helper
+
+    assert array is not None
+    if elem_type == T.STRING:
+        tensor = T(name=name, data_type=elem_type, dims=array.shape)
+        tensor.string_data.extend(array.reshape(-1).tolist())
+        return tensor
+    return numpy_helper.from_array(np.asarray(array), name)
+
+
+def infer_types(
+    node: NodeProto, schema: OpSchema, inputs: Sequence[Value], opsets: dict[str, int]
+) -> tuple[list[tuple[int, tuple[int | None, ...] | None]], str]:
+    """Return element type and shape of each output of `node`, and the complaint of ONNX if it made one.
+
+    An element type is 0 and a shape None where inference says nothing; None stands for a single unknown dimension.
+    """
+    from onnx import OperatorSetIdProto
+    from onnx.shape_inference import InferenceError, infer_node_outputs
+
+    probe, types, data = _renamed(node, inputs)
+    try:
+        found = infer_node_outputs(
+            schema, probe, types, data, None, [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
+        )
+    except InferenceError as error:
+        return [(0, None)] * len(node.output), _first_line(str(error))
+    result: list[tuple[int, tuple[int | None, ...] | None]] = []
+    for index, name in enumerate(node.output):
+        type_proto = found.get(f"o{index}")
+        if not name or type_proto is None or not type_proto.HasField("tensor_type"):
+            result.append((0, None))
+            continue
+        tensor = type_proto.tensor_type
+        shape = None
+        if tensor.HasField("shape"):
+            shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+            check_dims(name, [d for d in shape if d is not None])
+        result.append((tensor.elem_type, shape))
+    return result, ""
+
+
+def _renamed(
+    node: NodeProto, inputs: Sequence[Value]
+) -> tuple[NodeProto, dict[str, TypeProto], dict[str, TensorProto]]:
+    """Return a copy of `node` with names of our own (user's names may repeat), with types and constants."""
+    from onnx import NodeProto
+
+    probe = NodeProto(op_type=node.op_type, domain=node.domain)
+    probe.attribute.extend(node.attribute)
+    types: dict[str, TypeProto] = {}
+    data: dict[str, TensorProto] = {}
+    for index, value in enumerate(inputs):
+        if not value.name:
+            probe.input.append("")
+            continue
+        name = f"i{index}"
+        probe.input.append(name)
+        types[name] = value.type_proto
+        if value.constant is not None and value.size <= DATA_LIMIT:
+            data[name] = value.tensor_proto
+    probe.output.extend(f"o{index}" if name else "" for index, name in enumerate(node.output))
+    return probe, types, data
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0] if text.strip() else "shape inference failed"
+
+
+def evaluate(node: NodeProto, schema: OpSchema, inputs: Sequence[Value]) -> list[Array] | None:
+    """Return the outputs of a node whose operands are all constant; None if onnxruntime has no kernel for it.
+
+    Raises:
+        TilewrightError: E0106, the operands are wrong for the operator.
+    """
+    import onnxruntime as ort
+    from onnx import helper
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    probe, types, _ = _renamed(node, inputs)
+    names = [name for name in probe.output if name]
+    graph = helper.make_graph(
+        [probe],
+        "constant",
+        [helper.make_value_info(name, types[name]) for name in dict.fromkeys(probe.input) if name],
+        [helper.make_empty_tensor_value_info(name) for name in names],
+    )
+    # A schema holds from its own opset to the next change, so its first opset serves for all.
+    opset = helper.make_opsetid(node.domain if node.domain != "ai.onnx" else "", max(schema.since_version, 7))
+    model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    feeds: dict[str, Any] = {
+        f"i{index}": np.ascontiguousarray(value.constant).reshape(value.shape or ())
+        for index, value in enumerate(inputs)
+        if value.name and value.constant is not None
+    }
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, ["CPUExecutionProvider"])
+        results = session.run(names, feeds)
+    except (state.NotImplemented, state.InvalidGraph, state.Fail):
+        return None
+    except (state.InvalidArgument, state.RuntimeException) as error:
+        raise malformed(
+            f"{node.op_type} {node.name!r} cannot be computed from its constant operands", _first_line(str(error))
+        ) from None
+    found = dict(zip(names, results, strict=True))
+    if any(not isinstance(item, np.ndarray) for item in results):
+        return None
+    return [np.asarray(found[name]) if name else np.empty(0) for name in probe.output]

@@ -1,0 +1,159 @@
+"""Reading of `.onnx` files and what is checked before the graph is looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.frontends.onnx.tensors import malformed
+
+if TYPE_CHECKING:
+    from onnx import FunctionProto, ModelProto
+
+FIRST_OPSET = 7
+"""Older files use other broadcasting rules."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model as read: the protobuf, and the folder that external data are relative to."""
+
+    proto: ModelProto
+    folder: Path | None
+    opsets: dict[str, int]
+    functions: dict[tuple[str, str], FunctionProto]
+
+
+def domain_of(domain: str) -> str:
+    """Return the domain with the default one spelled as the empty string."""
+    return "" if domain == "ai.onnx" else domain
+
+
+def read_model(source: Path | str | ModelProto) -> Model:
+    """Read a model; tensors in other files are not touched.
+
+    Raises:
+        TilewrightError: E0101 the file cannot be read, E0106 it is malformed, E0104 its opset is not supported.
+    """
+    from onnx import ModelProto
+
+    folder: Path | None = None
+    if isinstance(source, ModelProto):
+        proto = source
+    else:
+        path = Path(source)
+        folder = path.parent
+        proto = _parse(path)
+    if not proto.HasField("graph") or not proto.opset_import:
+        raise TilewrightError(
+            "E0101",
+            f"{_title(source)} is not an ONNX model",
+            ["it has no graph" if not proto.HasField("graph") else "it names no operator set"],
+        )
+    return Model(proto, folder, _opsets(proto), _functions(proto))
+
+
+def _title(source: object) -> str:
+    return f"`{source}`" if isinstance(source, Path | str) else "the model"
+
+
+def _parse(path: Path) -> ModelProto:
+    from google.protobuf.message import DecodeError
+    from onnx import ModelProto
+
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TilewrightError("E0101", f"cannot read `{path}`", [error.strerror or str(error)]) from None
+    if not data:
+        raise TilewrightError("E0101", f"`{path}` is empty")
+    if data.startswith(b"version https://git-lfs"):
+        raise TilewrightError(
+            "E0101", f"`{path}` is a Git LFS pointer, not the model", [], "fetch it with `git lfs pull`"
+        )
+    try:
+        return ModelProto.FromString(data)
+    except DecodeError as error:
+        raise TilewrightError(
+            "E0101",
+            f"`{path}` is not an ONNX model, or is damaged",
+            [f"{len(data)} bytes; the protobuf parser says: {error}"],
+            "check that the download is complete",
+        ) from None
+
+
+def _opsets(proto: ModelProto) -> dict[str, int]:
+    from onnx import defs
+
+    opsets: dict[str, int] = {}
+    for entry in proto.opset_import:
+        domain = domain_of(entry.domain)
+        if opsets.setdefault(domain, entry.version) != entry.version:
+            raise malformed(
+                f"the model names two versions of the operator set {domain or 'ai.onnx'!r}",
+                f"{opsets[domain]} and {entry.version}",
+            )
+    newest = defs.onnx_opset_version()
+    version = opsets.get("", FIRST_OPSET)
+    if not FIRST_OPSET <= version <= newest:
+        raise TilewrightError(
+            "E0104",
+            f"the model's operator set is version {version}",
+            [f"versions {FIRST_OPSET} to {newest} are supported"],
+            "export again, or convert with `onnx.version_converter`",
+        )
+    opsets.setdefault("", version)
+    return opsets
+
+
+def _functions(proto: ModelProto) -> dict[tuple[str, str], FunctionProto]:
+    functions: dict[tuple[str, str], FunctionProto] = {}
+    for function in proto.functions:
+        key = (domain_of(function.domain), function.name)
+        if key in functions:
+            raise malformed(f"the model defines the function {function.name!r} twice")
+        functions[key] = function
+    return functions
+
+
+def guard_text(action: Callable[[], Result]) -> Result:
+    """Run `action`; names that are not UTF-8 (protobuf looks only when asked) become an error.
+
+    Raises:
+        TilewrightError: E0106.
+    """
+    try:
+        return action()
+    except UnicodeDecodeError as error:
+        raise malformed("the model has a name that is not UTF-8 text", str(error)) from None
+
+
+def attribute_value(attribute: Any) -> object:
+    """Return the Python value of an `AttributeProto` that holds a number, a string, or a list of one kind.
+
+    Raises:
+        UnicodeDecodeError: a string is not UTF-8.
+        TypeError: it holds a tensor, graph or type.
+    """
+    from onnx import AttributeProto as A
+
+    match attribute.type:
+        case A.INT:
+            return int(attribute.i)
+        case A.FLOAT:
+            return float(attribute.f)
+        case A.STRING:
+            return bytes(attribute.s).decode()
+        case A.INTS:
+            return [int(item) for item in attribute.ints]
+        case A.FLOATS:
+            return [float(item) for item in attribute.floats]
+        case A.STRINGS:
+            return [bytes(item).decode() for item in attribute.strings]
+        case _:
+            raise TypeError(A.AttributeType.Name(attribute.type))

@@ -1,0 +1,1 @@
+"""Rules that turn ops of the `onnx` dialect into `top`, one module for each family of operators."""
