@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tilewright.diagnostics import TilewrightError
 from tilewright.quant import kernels
 from tilewright.quant.graph import argument_names, layer_of, main_function, result_names
+from tilewright.quant.host import HostOps
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -32,62 +33,74 @@ def run_quant(
     inputs: Mapping[str, Array],
     keep: bool = False,
 ) -> dict[str, Array]:
-    """Execute `@main` and return its outputs by name (codes int8, floats float32).
+    """Execute `@main` once and return its outputs by name (codes int8, floats float32).
 
     Args:
         module: a module of `quant` and `top` ops.
         weights: its constants.
         inputs: an array for each argument: floats, or int8 codes where the argument is quantised.
-        keep: return the value of every layer as well (see `run_layers`; a layer's value wins where
-            an output has the same name).
+        keep: return the value of every layer as well (see `QuantSession.run_layers`; a layer's
+            value wins where an output has the same name).
 
     Raises:
         TilewrightError: E0104, an input is missing or has the wrong shape; E0105, a value to be
             quantised is not a number.
     """
-    outputs, layers = run_layers(module, weights, inputs, keep=keep)
+    session = QuantSession(module, weights)
+    if not keep:
+        return session.run(inputs)
+    outputs, layers = session.run_layers(inputs)
     return {**outputs, **layers}
 
 
-def run_layers(
-    module: ModuleOp,
-    weights: WeightStore,
-    inputs: Mapping[str, Array],
-    keep: bool = True,
-) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Execute `@main`; return its outputs by name and, with `keep`, every layer's value.
+class QuantSession:
+    """A quantised module made ready once and run many times."""
 
-    Layers go by the user's name (`name:1`... for further results). Helper ops beside a layer have
-    names of their own, such as `conv1/requantize`.
+    def __init__(self, module: ModuleOp, weights: WeightStore) -> None:
+        self.main = main_function(module)
+        self.weights = weights
+        self.host = HostOps(weights)
+        self.inputs = argument_names(self.main)
+        self.outputs = result_names(self.main)
 
-    Raises:
-        TilewrightError: as `run_quant`.
-    """
-    main = main_function(module)
-    run = _Run(weights)
-    run.bind(main, inputs)
-    kept: dict[str, Array] = {}
-    outputs: dict[str, Array] = {}
-    for op in main.body.block.ops:
-        if op.name == "func.return":
-            values = [run.values[value] for value in op.operands]
-            outputs = dict(zip(result_names(main), values, strict=True))
-            continue
-        results = run.execute(op)
-        for index, (value, array) in enumerate(zip(op.results, results, strict=True)):
-            run.values[value] = array
-            if keep and op.name not in ("top.weight", "top.none"):
-                layer = layer_of(op)
-                kept[layer if index == 0 else f"{layer}:{index}"] = array
-        run.release(op)
-    return outputs, kept
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name; values are freed after their last use."""
+        return self._run(inputs, keep=False)[0]
+
+    def run_layers(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+        """Return the outputs by name, and every layer's value by the user's name.
+
+        Further results of a layer are `name:1`... Helper ops beside a layer have names of their
+        own, such as `conv1/requantize`.
+        """
+        return self._run(inputs, keep=True)
+
+    def _run(
+        self, inputs: Mapping[str, Array], keep: bool
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        run = _Run(self.weights, self.host)
+        run.bind(self.main, self.inputs, inputs)
+        kept: dict[str, Array] = {}
+        for op in self.main.body.block.ops:
+            if op.name == "func.return":
+                values = [run.values[value] for value in op.operands]
+                return dict(zip(self.outputs, values, strict=True)), kept
+            results = run.execute(op)
+            for index, (value, array) in enumerate(zip(op.results, results, strict=True)):
+                run.values[value] = array
+                if keep and op.name not in ("top.weight", "top.none"):
+                    layer = layer_of(op)
+                    kept[layer if index == 0 else f"{layer}:{index}"] = array
+            run.release(op)
+        raise TilewrightError("E0501", "the function does not return")
 
 
 class _Run:
     """Values of one execution."""
 
-    def __init__(self, weights: WeightStore) -> None:
+    def __init__(self, weights: WeightStore, host: HostOps) -> None:
         self.weights = weights
+        self.host = host
         self.values: dict[SSAValue, Array] = {}
         self.uses: dict[SSAValue, int] = {}
         self.handlers: dict[str, Callable[[Operation], Array]] = {
@@ -113,12 +126,11 @@ class _Run:
             "top.max_pool": self.max_pool,
         }
 
-    def bind(self, main: FuncOp, inputs: Mapping[str, Array]) -> None:
+    def bind(self, main: FuncOp, names: list[str], inputs: Mapping[str, Array]) -> None:
         """Check the inputs and make them the values of the function's arguments."""
         from tilewright.dialects.quant import shape_of, uniform_of
 
         arguments = main.body.block.args
-        names = argument_names(main)
         for name, argument in zip(names, arguments, strict=True):
             if name not in inputs:
                 raise TilewrightError(
@@ -163,9 +175,7 @@ class _Run:
                     "E0501", f'"{layer_of(op)}" ({op.name}) has no integer meaning'
                 )
             return [self.movers[op.name](op)]
-        from tilewright.quant.host import run_host_op
-
-        return run_host_op(op, self.weights, [self.values[value] for value in op.operands])
+        return self.host.run(op, [self.values[value] for value in op.operands])
 
     # Attributes and operands
 

@@ -1,0 +1,1 @@
+"""Passes from the float graph to the quantised one, and on it."""

@@ -1,0 +1,167 @@
+"""The calibration table: a readable, editable file of the range of every value.
+
+```yaml
+version: 1
+method: kl
+samples: 200
+preprocessing: {resize: stretch, size: [224, 224], ...}
+values:
+  conv1: {threshold: 5.97, max: 6.0, chosen: kl}
+```
+
+A layer's `threshold` may be edited by hand; the rest is a record of how it came about.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from tilewright.diagnostics import TilewrightError
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+VERSION = 1
+
+CALIBRATION_ATTRIBUTE = "tilewright.calibration"
+"""Module attribute that holds the ranges between `quant-calibrate` and `quantize`."""
+
+
+@dataclass
+class CalibrationTable:
+    """Largest magnitude to represent, for every value of a model."""
+
+    thresholds: dict[str, float]
+    """By layer name (`layer:1`... for further results) or graph input name."""
+    method: str = "max"
+    samples: int = 0
+    """How many inputs were observed."""
+    preprocessing: dict[str, Any] | None = None
+    """How images became inputs, as plain data."""
+    details: dict[str, dict[str, float | str]] = field(
+        default_factory=dict[str, dict[str, "float | str"]]
+    )
+    """For each value what the observer saw: `max`, `chosen`..."""
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as YAML, values in execution order.
+
+        Raises:
+            TilewrightError: E0701, the file cannot be written.
+        """
+        values = {
+            name: {"threshold": float(threshold), **self.details.get(name, {})}
+            for name, threshold in self.thresholds.items()
+        }
+        data = {
+            "version": VERSION,
+            "method": self.method,
+            "samples": self.samples,
+            "preprocessing": self.preprocessing,
+            "values": values,
+        }
+        text = "# Calibration table. `threshold` is the largest magnitude int8 codes represent.\n"
+        text += yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
+        target = Path(path)
+        scratch = target.with_name(target.name + ".partial")
+        try:
+            scratch.write_text(text, "utf-8")
+            scratch.replace(target)
+        except OSError as error:
+            raise TilewrightError(
+                "E0701", f'the calibration table "{path}" cannot be written', [str(error)]
+            ) from error
+
+    @classmethod
+    def load(cls, path: str | Path) -> CalibrationTable:
+        """Read a table.
+
+        Raises:
+            TilewrightError: E0701, the file cannot be read; E0301, it is malformed, with the place.
+        """
+        try:
+            text = Path(path).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TilewrightError(
+                "E0701", f'the calibration table "{path}" cannot be read', [str(error)]
+            ) from error
+        try:
+            data: Any = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise _malformed(path, str(error)) from error
+        if not isinstance(data, Mapping) or data.get("version") != VERSION:
+            raise _malformed(path, f"it needs `version: {VERSION}`")
+        values: Any = data.get("values")
+        if not isinstance(values, Mapping):
+            raise _malformed(path, "it needs `values`, a mapping of layer names")
+        thresholds: dict[str, float] = {}
+        details: dict[str, dict[str, float | str]] = {}
+        for name, entry in values.items():
+            raw: Any = entry.get("threshold") if isinstance(entry, Mapping) else entry
+            if (
+                not isinstance(raw, int | float)
+                or isinstance(raw, bool)
+                or not math.isfinite(raw)
+                or raw < 0
+            ):
+                raise _malformed(path, f"`{name}`: threshold must be a number >= 0, not {raw!r}")
+            thresholds[str(name)] = float(raw)
+            if isinstance(entry, Mapping):
+                details[str(name)] = {
+                    str(key): value for key, value in entry.items() if key != "threshold"
+                }
+        return cls(
+            thresholds,
+            str(data.get("method", "max")),
+            int(data.get("samples", 0) or 0),
+            data.get("preprocessing"),
+            details,
+        )
+
+
+def _malformed(path: str | Path, what: str) -> TilewrightError:
+    return TilewrightError("E0301", f'the calibration table "{path}" is malformed', [what])
+
+
+def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
+    """Record the ranges in the module, as two arrays: names and float64 thresholds."""
+    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, f64
+
+    module.attributes[CALIBRATION_ATTRIBUTE] = DictionaryAttr(
+        {
+            "method": StringAttr(table.method),
+            "names": ArrayAttr([StringAttr(name) for name in table.thresholds]),
+            "thresholds": ArrayAttr([FloatAttr(v, f64) for v in table.thresholds.values()]),
+        }
+    )
+
+
+def read_attribute(module: ModuleOp) -> CalibrationTable | None:
+    """Return the ranges recorded in the module, or None.
+
+    Raises:
+        TilewrightError: E0301, the record is malformed.
+    """
+    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr
+
+    record = module.attributes.get(CALIBRATION_ATTRIBUTE)
+    if record is None:
+        return None
+    data = record.data if isinstance(record, DictionaryAttr) else {}
+    names, values, method = data.get("names"), data.get("thresholds"), data.get("method")
+    if not isinstance(names, ArrayAttr) or not isinstance(values, ArrayAttr):
+        raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` needs `names` and `thresholds`")
+    keys = [item.data for item in names if isinstance(item, StringAttr)]
+    numbers = [float(item.value.data) for item in values if isinstance(item, FloatAttr)]
+    if len(keys) != len(names) or len(numbers) != len(values) or len(keys) != len(numbers):
+        raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` is malformed")
+    return CalibrationTable(
+        dict(zip(keys, numbers, strict=True)),
+        method.data if isinstance(method, StringAttr) else "max",
+    )

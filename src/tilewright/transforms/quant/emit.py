@@ -1,0 +1,563 @@
+"""Builds the integer form of one float op: parameters worked out, constants stored, ops created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from xdsl.dialects.builtin import StringAttr, TensorType, i8, i16, i32
+from xdsl.ir import Attribute, Block, Operation, SSAValue
+
+from tilewright.dialects import quant, top
+from tilewright.dialects.quant import UniformType, image_axes, quantised, shape_of
+from tilewright.dialects.top.base import Attrs, is_absent
+from tilewright.quant.functions import lookup_table
+from tilewright.quant.graph import layer_of
+from tilewright.quant.parameters import (
+    ChannelParameters,
+    output_bounds,
+    pool_parameters,
+    quantise_channels,
+    scalar_parameters,
+    scale_of,
+)
+from tilewright.transforms.quant.classify import (
+    constant_name,
+    is_constant,
+    scalar_operand,
+    table_function,
+)
+from tilewright.transforms.quant.resize_tables import resize_table
+from tilewright.transforms.quant.scales import Scales, exact_gain
+
+if TYPE_CHECKING:
+    from tilewright.ir.context import CompileContext
+
+STAGE = "quantize"
+
+
+class Emitter:
+    """Appends integer ops to a new block; remembers which codes stand for which float value."""
+
+    def __init__(self, ctx: CompileContext, scales: Scales, rounding: str, block: Block) -> None:
+        self.ctx = ctx
+        self.weights = ctx.weights
+        self.scales = scales
+        self.rounding = rounding
+        self.block = block
+        self.codes: dict[SSAValue, SSAValue] = {}
+        """Float value of the old function: its codes in the new one."""
+        self.floats: dict[SSAValue, SSAValue] = {}
+        """Float value of the old function: the same in the new one, where it exists."""
+        self.rescaled: dict[tuple[SSAValue, float], SSAValue] = {}
+        self.names: set[str] = set()
+        self.forms: dict[str, Callable[[Operation], SSAValue]] = {
+            "top.conv": self.conv,
+            "top.linear": self.linear,
+            "top.matmul": self.matmul,
+            "top.add": self.add,
+            "top.sub": self.add,
+            "top.mul": self.mul,
+            "top.avg_pool": self.avg_pool,
+            "top.reduce": self.reduce,
+            "top.concat": self.concat,
+            "top.resize": self.resize,
+            **{
+                f"top.{name}": self.mover
+                for name in ("reshape", "transpose", "slice", "pad", "max_pool")
+            },
+        }
+
+    # Plumbing
+
+    def append(self, op: Operation) -> SSAValue:
+        """Add `op` to the block and return its (first) result."""
+        self.block.add_op(op)
+        return op.results[0]
+
+    def unique(self, name: str) -> str:
+        """Return `name`, made unique among the helper ops."""
+        candidate, count = name, 1
+        while candidate in self.names:
+            count += 1
+            candidate = f"{name}#{count}"
+        self.names.add(candidate)
+        return candidate
+
+    def constant(self, name: str, array: np.ndarray[Any, Any], element: Attribute) -> SSAValue:
+        """Store `array` under a name like `name` and return it as a `top.weight`."""
+        stored = self.weights.add(name, array)
+        op = top.create(
+            top.WeightOp, [], name=stored, result_types=[TensorType(element, array.shape)]
+        )
+        return self.append(op)
+
+    def as_codes(self, value: SSAValue) -> SSAValue:
+        """Return the codes of a float value, quantising it if only the float exists."""
+        if value not in self.codes:
+            kind = UniformType.of(self.scales.of(value))
+            name = self.unique(f"{self.scales.names[value]}/quantize")
+            op = quant.QuantizeOp.make(
+                [self.floats[value]], TensorType(kind, shape_of(value)), name=name
+            )
+            self.codes[value] = self.append(op)
+        return self.codes[value]
+
+    def as_float(self, value: SSAValue) -> SSAValue:
+        """Return a float value in the new function, dequantising its codes if needed."""
+        if value not in self.floats:
+            name = self.unique(f"{self.scales.names[value]}/dequantize")
+            op = quant.DequantizeOp.make([self.codes[value]], value.type, name=name)
+            self.floats[value] = self.append(op)
+        return self.floats[value]
+
+    def rescale(self, codes: SSAValue, scale: float, layer: str) -> SSAValue:
+        """Return `codes` at another scale, requantising them once for all users that want it."""
+        kind = quantised(codes)
+        if kind.step == scale:
+            return codes
+        key = (codes, scale)
+        if key not in self.rescaled:
+            p = scalar_parameters((kind.step / scale,), 0, self.rounding)
+            op = quant.RequantizeOp.make(
+                [codes],
+                TensorType(UniformType.of(scale), shape_of(codes)),
+                mult=p.multipliers[0],
+                shift=p.shift,
+                bias=p.bias,
+                bias_shift=p.bias_shift,
+                zp=p.zp,
+                lo=-127,
+                hi=127,
+                rounding=self.rounding,
+                name=self.unique(f"{layer}/requantize"),
+            )
+            self.rescaled[key] = self.append(op)
+        return self.rescaled[key]
+
+    def operand(self, op: Operation, index: int) -> SSAValue:
+        """Return the codes of operand `index`; a constant is quantised with a scale of its own."""
+        value = op.operands[index]
+        if is_constant(value) and value not in self.codes:
+            array = self.weights.get(constant_name(value)).astype(np.float64)
+            scale = scale_of(float(np.abs(array).max()) if array.size else 0.0)
+            codes = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
+            self.codes[value] = self.constant(
+                f"{constant_name(value)}.i8", codes, UniformType.of(scale)
+            )
+        return self.as_codes(value)
+
+    def result(self, op: Operation) -> TensorType[UniformType]:
+        """Return the quantised type of an op's result."""
+        return TensorType(UniformType.of(self.scales.of(op.results[0])), shape_of(op.results[0]))
+
+    def emit(self, op: Operation) -> None:
+        """Append the integer form of `op`."""
+        gain = exact_gain(op, self.weights)
+        if gain is not None:
+            made = self.gain(op)
+        elif scalar_operand(op) is not None or op.name not in self.forms:
+            made = self.table(op)
+        else:
+            made = self.forms[op.name](op)
+        self.codes[op.results[0]] = made
+
+    def _carry(self, op: Operation) -> dict[str, Any]:
+        """Return the attributes that name the layer and what was fused into it."""
+        kept: dict[str, Any] = {"name": layer_of(op)}
+        if "fused" in op.attributes:
+            kept["fused"] = op.attributes["fused"]
+        return kept
+
+    # Arithmetic
+
+    def conv(self, op: Operation) -> SSAValue:
+        """`top.conv` to `quant.conv`."""
+        attrs = Attrs(op.attributes)
+        weight = self.weights.get(constant_name(op.operands[1]))
+        operands, extra = self._channels(op, op.operands[0], weight, constant_name(op.operands[1]))
+        return self.append(
+            quant.ConvOp.make(
+                operands,
+                self.result(op),
+                strides=list(attrs.ints("strides")),
+                pads=list(attrs.ints("pads")),
+                dilations=list(attrs.ints("dilations")),
+                group=attrs.integer("group"),
+                layout=attrs.string("layout", "nchw"),
+                **extra,
+            )
+        )
+
+    def linear(self, op: Operation) -> SSAValue:
+        """`top.linear` to `quant.linear`."""
+        weight = self.weights.get(constant_name(op.operands[1]))
+        operands, extra = self._channels(op, op.operands[0], weight, constant_name(op.operands[1]))
+        return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
+
+    def _channels(
+        self, op: Operation, x: SSAValue, weight: np.ndarray[Any, Any], weight_name: str
+    ) -> tuple[list[SSAValue], dict[str, Any]]:
+        """Quantise weights and bias per channel; return operands and attributes of the op."""
+        layer, codes = layer_of(op), self.as_codes(x)
+        source, target = quantised(codes), self.result(op).element_type
+        bias = None
+        if len(op.operands) > 2 and not is_absent(op.operands[2]):
+            bias = self.weights.get(constant_name(op.operands[2]))
+        p = quantise_channels(
+            layer,
+            weight,
+            bias,
+            input_scale=source.step,
+            input_zero=source.zero,
+            output_scale=target.step,
+            output_zero=target.zero,
+            rounding=self.rounding,
+        )
+        low, high = self._bounds(op, target)
+        operands = [
+            codes,
+            self.constant(f"{weight_name}.i8", p.weight, i8),
+            self.constant(f"{layer}.bias", p.bias, i32),
+            self.constant(f"{layer}.mult", p.mult, i32),
+            self.constant(f"{layer}.shift", p.shift, i8),
+        ]
+        scale = self.weights.add(f"{layer}.weight_scale", p.scale)
+        self._report(layer, p, target)
+        extra = {
+            "zp": p.zp,
+            "lo": low,
+            "hi": high,
+            "rounding": self.rounding,
+            "weight_scale": scale,
+            **self._carry(op),
+        }
+        return operands, extra
+
+    def _report(self, layer: str, p: ChannelParameters, target: UniformType) -> None:
+        notes = [f"output scale {target.step:.6g}"]
+        if p.dead:
+            notes.append(f"{len(p.dead)} dead channels")
+        if p.raised:
+            notes.append(f"{len(p.raised)} channels with a raised scale so that the bias fits")
+        self.ctx.decide(
+            layer, STAGE, True, "; ".join(notes), dead=list(p.dead), raised=list(p.raised)
+        )
+
+    def _bounds(self, op: Operation, target: UniformType) -> tuple[int, int]:
+        attrs = Attrs(op.attributes)
+        return output_bounds(
+            target.step, target.zero, attrs.number("clamp_min"), attrs.number("clamp_max")
+        )
+
+    def matmul(self, op: Operation) -> SSAValue:
+        """`top.matmul`: by a constant matrix `quant.linear`, else `quant.matmul`."""
+        weight = op.operands[1]
+        if is_constant(weight) and len(shape_of(weight)) == 2 and not is_constant(op.operands[0]):
+            matrix = np.ascontiguousarray(self.weights.get(constant_name(weight)).T)
+            operands, extra = self._channels(op, op.operands[0], matrix, constant_name(weight))
+            return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
+        a, b = self.operand(op, 0), self.operand(op, 1)
+        target = self.result(op).element_type
+        layer, depth = layer_of(op), shape_of(a)[-1]
+        # Both operands are codes, so a product reaches 128 * 128.
+        p = pool_parameters(
+            layer,
+            quantised(a).step * quantised(b).step / target.step,
+            depth * 128,
+            0,
+            target.zero,
+            self.rounding,
+        )
+        low, high = output_bounds(target.step, target.zero)
+        self.ctx.decide(layer, STAGE, True, f"output scale {target.step:.6g}")
+        return self.append(
+            quant.MatmulOp.make(
+                [a, b],
+                self.result(op),
+                bias=p.bias,
+                mult=p.mult,
+                shift=p.shift,
+                zp=p.zp,
+                lo=low,
+                hi=high,
+                rounding=self.rounding,
+                **self._carry(op),
+            )
+        )
+
+    def add(self, op: Operation) -> SSAValue:
+        """`top.add` and `top.sub`: both operands in one fixed point, one rounding."""
+        a, b = self.operand(op, 0), self.operand(op, 1)
+        target = self.result(op).element_type
+        p = scalar_parameters(
+            (quantised(a).step / target.step, quantised(b).step / target.step),
+            target.zero,
+            self.rounding,
+        )
+        low, high = self._bounds(op, target)
+        kind = quant.AddOp if op.name == "top.add" else quant.SubOp
+        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        return self.append(
+            kind.make(
+                [a, b],
+                self.result(op),
+                mult_a=p.multipliers[0],
+                mult_b=p.multipliers[1],
+                shift=p.shift,
+                bias=p.bias,
+                bias_shift=p.bias_shift,
+                zp=p.zp,
+                lo=low,
+                hi=high,
+                rounding=self.rounding,
+                **self._carry(op),
+            )
+        )
+
+    def mul(self, op: Operation) -> SSAValue:
+        """`top.mul` of two activations (or with a constant tensor)."""
+        a, b = self.operand(op, 0), self.operand(op, 1)
+        target = self.result(op).element_type
+        ratio = quantised(a).step * quantised(b).step / target.step
+        return self._single(quant.MulOp, op, [a, b], ratio)
+
+    def _single(
+        self,
+        kind: type[quant.QuantOp],
+        op: Operation,
+        operands: list[SSAValue],
+        ratio: float,
+        **attributes: Any,
+    ) -> SSAValue:
+        """Append an op with one multiplier and a wide bias."""
+        target = self.result(op).element_type
+        p = scalar_parameters((ratio,), target.zero, self.rounding)
+        low, high = self._bounds(op, target)
+        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        return self.append(
+            kind.make(
+                operands,
+                self.result(op),
+                mult=p.multipliers[0],
+                shift=p.shift,
+                bias=p.bias,
+                bias_shift=p.bias_shift,
+                zp=p.zp,
+                lo=low,
+                hi=high,
+                rounding=self.rounding,
+                **attributes,
+                **self._carry(op),
+            )
+        )
+
+    def gain(self, op: Operation) -> SSAValue:
+        """Multiplication by a positive scalar: the same codes at another scale, exactly."""
+        index = scalar_operand(op)
+        assert index is not None
+        target = self.result(op).element_type
+        self.ctx.decide(
+            layer_of(op), STAGE, True, f"the codes stay; the scale becomes {target.step:.6g}"
+        )
+        return self.append(
+            quant.RequantizeOp.make(
+                [self.as_codes(op.operands[1 - index])],
+                self.result(op),
+                mult=1,
+                shift=0,
+                bias=0,
+                bias_shift=0,
+                zp=0,
+                lo=-128,
+                hi=127,
+                rounding=self.rounding,
+                **self._carry(op),
+            )
+        )
+
+    def table(self, op: Operation) -> SSAValue:
+        """Any function of one activation as 256 codes."""
+        function, parameters = table_function(op, self.weights)
+        index = scalar_operand(op)
+        codes = self.as_codes(op.operands[0 if index is None else 1 - index])
+        source, target = quantised(codes), self.result(op).element_type
+        layer = layer_of(op)
+        codes_of = lookup_table(
+            function,
+            parameters,
+            input_scale=source.step,
+            input_zero=source.zero,
+            output_scale=target.step,
+            output_zero=target.zero,
+        )
+        low, high = self._bounds(op, target)
+        table = self.weights.add(f"{layer}.table", np.clip(codes_of, low, high))
+        self.ctx.decide(layer, STAGE, True, f"table of {function}, scale {target.step:.6g}")
+        return self.append(
+            quant.LutOp.make(
+                [codes], self.result(op), table=table, function=function, **self._carry(op)
+            )
+        )
+
+    def avg_pool(self, op: Operation) -> SSAValue:
+        """`top.avg_pool`, whose windows all count the same number of elements."""
+        attrs = Attrs(op.attributes)
+        return self._pool(
+            op,
+            self.as_codes(op.operands[0]),
+            self.result(op),
+            kernel=attrs.ints("kernel"),
+            strides=attrs.ints("strides"),
+            pads=attrs.ints("pads"),
+            layout=attrs.string("layout", "nchw"),
+        )
+
+    def _pool(
+        self,
+        op: Operation,
+        codes: SSAValue,
+        result: TensorType[UniformType],
+        *,
+        kernel: tuple[int, ...],
+        strides: tuple[int, ...],
+        pads: tuple[int, ...],
+        layout: str,
+        divide: bool = True,
+    ) -> SSAValue:
+        source, target = quantised(codes), result.element_type
+        window = kernel[0] * kernel[1]
+        p = pool_parameters(
+            layer_of(op),
+            source.step / target.step / (window if divide else 1),
+            window,
+            source.zero,
+            target.zero,
+            self.rounding,
+        )
+        low, high = output_bounds(target.step, target.zero)
+        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        return self.append(
+            quant.AvgPoolOp.make(
+                [codes],
+                result,
+                kernel=list(kernel),
+                strides=list(strides),
+                pads=list(pads),
+                layout=layout,
+                bias=p.bias,
+                mult=p.mult,
+                shift=p.shift,
+                zp=p.zp,
+                lo=low,
+                hi=high,
+                rounding=self.rounding,
+                **self._carry(op),
+            )
+        )
+
+    def reduce(self, op: Operation) -> SSAValue:
+        """Mean or sum over neighbouring axes: one window over an image of a fitting shape."""
+        attrs = Attrs(op.attributes)
+        axes, source = attrs.ints("axes"), shape_of(op.operands[0])
+        first, last = axes[0], axes[-1] + 1
+        codes, layout = self.as_codes(op.operands[0]), "nhwc"
+        element = self.result(op).element_type
+        if len(source) == 4 and axes == (2, 3):
+            layout, window = "nchw", (source[2], source[3])
+            pooled = (source[0], source[1], 1, 1)
+        elif len(source) == 4 and axes == (1, 2):
+            window, pooled = (source[1], source[2]), (source[0], 1, 1, source[3])
+        else:
+            lead = int(np.prod(source[:first], dtype=np.int64))
+            middle = int(np.prod(source[first:last], dtype=np.int64))
+            tail = int(np.prod(source[last:], dtype=np.int64))
+            window, pooled = (middle, 1), (lead, 1, 1, tail)
+            codes = self._reshape(codes, (lead, middle, 1, tail), f"{layer_of(op)}/image")
+        result = self._pool(
+            op,
+            codes,
+            TensorType(element, pooled),
+            kernel=window,
+            strides=(1, 1),
+            pads=(0, 0, 0, 0),
+            layout=layout,
+            divide=attrs.string("kind") == "mean",
+        )
+        return self._reshape(result, shape_of(op.results[0]), f"{layer_of(op)}/reshape")
+
+    def _reshape(self, codes: SSAValue, shape: tuple[int, ...], name: str) -> SSAValue:
+        if shape_of(codes) == shape:
+            return codes
+        kind = TensorType(quantised(codes), shape)
+        return self.append(
+            top.create(top.ReshapeOp, [codes], name=self.unique(name), result_types=[kind])
+        )
+
+    # Movers
+
+    def mover(self, op: Operation) -> SSAValue:
+        """Ops that only move codes stay `top` ops, with quantised types."""
+        codes = self.as_codes(op.operands[0])
+        kind = TensorType(quantised(codes), shape_of(op.results[0]))
+        made = type(op).create(operands=[codes], result_types=[kind], attributes=op.attributes)
+        self.ctx.decide(layer_of(op), STAGE, True, "moves codes")
+        return self.append(made)
+
+    def concat(self, op: Operation) -> SSAValue:
+        """`top.concat`; operands of another scale are requantised."""
+        kind = self.result(op)
+        scale = kind.element_type.step
+        operands: list[SSAValue] = []
+        for index, value in enumerate(op.operands):
+            if is_constant(value):
+                array = self.weights.get(constant_name(value)).astype(np.float64)
+                codes = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
+                operands.append(
+                    self.constant(f"{constant_name(value)}.i8", codes, kind.element_type)
+                )
+            else:
+                operands.append(self.rescale(self.operand(op, index), scale, layer_of(op)))
+        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {scale:.6g}")
+        return self.append(
+            type(op).create(operands=operands, result_types=[kind], attributes=op.attributes)
+        )
+
+    def resize(self, op: Operation) -> SSAValue:
+        """`top.resize`, nearest or linear, with 11-bit weights."""
+        attrs = Attrs(op.attributes)
+        layout = attrs.string("layout", "nchw")
+        _, h, w = image_axes(layout)
+        source, target = shape_of(op.operands[0]), shape_of(op.results[0])
+        codes = self.as_codes(op.operands[0])
+        tables = [
+            self.constant(
+                f"{layer_of(op)}.table_{name}",
+                resize_table(
+                    source[axis],
+                    target[axis],
+                    attrs.floats("scales")[axis],
+                    mode=attrs.string("mode"),
+                    coordinate=attrs.string("coordinate"),
+                    nearest_mode=attrs.string("nearest_mode", "round_prefer_floor"),
+                ),
+                i16,
+            )
+            for name, axis in (("y", h), ("x", w))
+        ]
+        ratio = quantised(codes).step / self.scales.of(op.results[0]) / 2**22
+        return self._single(
+            quant.ResizeOp, op, [codes, *tables], ratio, layout=layout, mode=attrs.string("mode")
+        )
+
+    def host(self, op: Operation, reason: str) -> None:
+        """Copy a float op; its operands are dequantised where they are codes."""
+        mapping = {value: self.as_float(value) for value in op.operands}
+        clone = op.clone(value_mapper=mapping)
+        if op.name not in ("top.weight", "top.none"):
+            clone.attributes["host"] = StringAttr(reason)
+            self.ctx.decide(layer_of(op), STAGE, False, reason)
+        self.block.add_op(clone)
+        for old, new in zip(op.results, clone.results, strict=True):
+            self.floats[old] = new

@@ -1,0 +1,137 @@
+"""Turn the float graph into integers: every edge a scale, every op its integer parameters.
+
+Before (calibrated ranges: x 2.54, conv1 6.0)::
+
+    %y = top.conv %x, %w, %b {name = "conv1", clamp_min = 0.0 : f32, ...}
+
+After::
+
+    %q = quant.quantize %x {name = "x/quantize"} : ... -> tensor<..x!quant.uniform<i8:f32, 0.02:0>>
+    %y = quant.conv %q, %w8, %bias, %mult, %shift {zp = 0, lo = 0, hi = 127, rounding = "half_up"}
+
+Algebra, for scales `s_x`, `s_w[c]`, `s_y`: `y / s_y = sum(q_x * q_w) * (s_x * s_w / s_y)`; the
+real factor becomes `mult / 2^shift` and the only rounding is that shift. Ops without an integer
+form stay float between `quant.dequantize` and `quant.quantize`, and say why (`host = "..."`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.func import ReturnOp
+from xdsl.ir import Block, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.ir.context import compile_context
+from tilewright.quant.graph import argument_names, main_function
+from tilewright.quant.table import CALIBRATION_ATTRIBUTE, CalibrationTable, read_attribute
+from tilewright.transforms.quant.classify import place
+from tilewright.transforms.quant.emit import Emitter
+from tilewright.transforms.quant.scales import Scales, value_names
+
+if TYPE_CHECKING:
+    from tilewright.ir.context import CompileContext
+
+
+def quantize_module(
+    ctx: CompileContext,
+    module: ModuleOp,
+    thresholds: Mapping[str, float],
+    target_rounding: str,
+) -> None:
+    """Quantise `@main` in place: symmetric int8, weights per channel, activations per tensor.
+
+    Args:
+        ctx: holds the weights (float ones are replaced by codes) and the decision log.
+        module: a float `top` module, fused, its layout assigned.
+        thresholds: largest magnitude of every value, by layer or argument name.
+        target_rounding: rounding of the target's requantising shift.
+
+    Raises:
+        TilewrightError: E0301, a range is missing; E0302, an accumulator could overflow.
+    """
+    main = main_function(module)
+    old = main.body.block
+    ops = [op for op in old.ops if not isinstance(op, ReturnOp)]
+    if any(op.name.startswith("quant.") for op in ops):
+        return
+    arguments: dict[SSAValue, str] = dict(zip(old.args, argument_names(main), strict=True))
+    constants = {op for op in ops if op.name in ("top.weight", "top.none")}
+    layers = [op for op in ops if op not in constants]
+    hosts = place(layers, ctx.weights)
+    names = value_names(ops, arguments)
+    scales = Scales(layers, set(hosts), names, thresholds, ctx.weights)
+
+    block = Block(arg_types=[argument.type for argument in old.args])
+    emitter = Emitter(ctx, scales, target_rounding, block)
+    emitter.names.update(names.values())
+    for before, after in zip(old.args, block.args, strict=True):
+        after.name_hint = before.name_hint
+        emitter.floats[before] = after
+    for op in ops:
+        if op in constants or op in hosts:
+            emitter.host(op, hosts.get(op, ""))
+        else:
+            emitter.emit(op)
+    last = old.last_op
+    assert isinstance(last, ReturnOp)
+    block.add_op(ReturnOp(*(emitter.as_float(value) for value in last.operands)))
+
+    main.detach_region(main.body)
+    main.add_region(Region(block))
+    _drop_unused(block)
+    kept = {op.attributes["name"].data for op in block.ops if op.name == "top.weight"}  # pyright: ignore[reportAttributeAccessIssue]
+    for op in block.ops:
+        for key in ("table", "weight_scale"):
+            if key in op.attributes and op.name.startswith("quant."):
+                kept.add(op.attributes[key].data)  # pyright: ignore[reportAttributeAccessIssue]
+    ctx.weights.keep_only(kept)
+
+
+def _drop_unused(block: Block) -> None:
+    """Remove float constants that only quantised layers used."""
+    for op in reversed(list(block.ops)):
+        if op.name in ("top.weight", "top.none") and not op.results[0].uses:
+            op.detach()
+            op.erase()
+
+
+@dataclass(frozen=True)
+class QuantizePass(ModulePass):
+    """Quantise a calibrated float graph.
+
+    Requires: `top` module, fused, layout assigned; ranges in the module (`quant-calibrate`) or in
+    `table`. Ensures: every tensor on the device is `!quant.uniform`, every host op has a reason.
+    """
+
+    name = "quantize"
+
+    table: str = ""
+    """Calibration table (YAML) to use instead of the ranges in the module."""
+    rounding: str = ""
+    """Rounding of the requantising shift; default: the target's, half_up without a target."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Quantise `op` in place.
+
+        Raises:
+            TilewrightError: E0301, there are no ranges; as `quantize_module`.
+        """
+        context = compile_context(ctx)
+        if any(item.name.startswith("quant.") for item in main_function(op).body.block.ops):
+            return
+        table = CalibrationTable.load(self.table) if self.table else read_attribute(op)
+        if table is None:
+            raise TilewrightError(
+                "E0301",
+                "the module has no calibrated ranges",
+                hint="run `quant-calibrate` first, or give `quantize{table=...}`",
+            )
+        default = context.target.rounding if context.target is not None else "half_up"
+        quantize_module(context, op, table.thresholds, self.rounding or default)
+        op.attributes.pop(CALIBRATION_ATTRIBUTE, None)
