@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from xdsl.dialects import arith, linalg, tensor
+from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import (
     AffineMapAttr,
     ArrayAttr,
@@ -22,6 +22,8 @@ from xdsl.dialects.builtin import (
     i8,
     i64,
 )
+from xdsl.dialects.linalg import ops as linalg
+from xdsl.dialects.linalg.attrs import IteratorTypeAttr
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
@@ -181,9 +183,7 @@ class Emitter:
         region = Body(block)
         block.add_op(linalg.YieldOp(body(region)))
         iterators = [
-            linalg.IteratorTypeAttr.reduction()
-            if loop in reductions
-            else linalg.IteratorTypeAttr.parallel()
+            IteratorTypeAttr.reduction() if loop in reductions else IteratorTypeAttr.parallel()
             for loop in range(output[1].num_dims)
         ]
         op = linalg.GenericOp(

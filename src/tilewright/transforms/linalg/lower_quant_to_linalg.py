@@ -140,15 +140,15 @@ class _Graph:
         assert isinstance(terminator, func.ReturnOp)
         self.returned = list(terminator.arguments)
         given = _strings(main.attributes.get("result_names"))
-        self.results = given or [self.value_name(value) for value in self.returned]
+        self.results = given or [f"result{index}" for index in range(len(self.returned))]
 
     def value_name(self, value: SSAValue) -> str:
-        """Return the name of a value: the argument's or its op's (`#k` for later results)."""
+        """Return the name of a value: the argument's or its op's (`:k` for later results)."""
         if isinstance(value, BlockArgument):
             return self.inputs[value.index]
         assert isinstance(value, OpResult)
         name = layer_name(value.op)
-        return name if value.index == 0 else f"{name}#{value.index}"
+        return name if value.index == 0 else f"{name}:{value.index}"
 
     def lower(self) -> list[Operation]:
         segments = self._segments()

@@ -72,9 +72,9 @@ class Graph:
         result: Attribute,
         **attributes: Any,
     ) -> SSAValue:
-        op = kind.build(
-            operands=[list(operands)] if kind is top.ConcatOp else list(operands),
-            result_types=[result] if kind is not top.MaxPoolOp else [result, None],
+        op = kind.create(
+            operands=list(operands),
+            result_types=[result],
             attributes={key: top.to_attribute(value) for key, value in attributes.items()},
         )
         return self.place(op, name)
