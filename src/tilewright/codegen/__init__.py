@@ -1,0 +1,1 @@
+"""From instructions to files: assembler, images, programs and packages."""

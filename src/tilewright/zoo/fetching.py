@@ -10,6 +10,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from tilewright.codegen.files import atomic_output
 from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.zoo.recipes import BY_NAME, Recipe
 
@@ -85,25 +86,17 @@ def _sha256(data: bytes) -> str:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that it is either whole or not there.
+    """Write a file, its folder too, so that it is either whole or not there.
 
     Raises:
         TilewrightError: E0701.
     """
-    scratch: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-        scratch = Path(name)
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        scratch.replace(path)
-        scratch = None
     except OSError as error:
         raise TilewrightError("E0701", f"cannot write `{path}`", [str(error)]) from error
-    finally:
-        if scratch is not None:
-            scratch.unlink(missing_ok=True)
+    with atomic_output(path) as scratch:
+        scratch.write_bytes(data)
 
 
 def fetch(recipe: Recipe) -> bytes:
