@@ -1,0 +1,148 @@
+"""The roofline bound: the least a layer, and a network, can cost on a target.
+
+Bound of a layer = the largest of
+
+- array: pixels x `ceil(K / N)` x `ceil(O / N)` cycles, `K` = kernel positions x input channels of
+  the groups that share a pass, `O` their output channels, `N` the array's size (products are padded
+  to whole blocks; a depthwise layer takes kernel positions x `ceil(C / N)`);
+- DDR: least bytes / peak bandwidth. Least bytes of a layer: its weights and parameters once,
+  network inputs and outputs once, and of every intermediate tensor what exceeds the whole SRAM,
+  written once and read once. No compiler can do with less traffic, whatever it fuses.
+
+Bound of the network = the larger of the two sums over all layers (perfect overlap across layers).
+"""
+
+from __future__ import annotations
+
+from math import ceil, prod
+from typing import Any
+
+from xdsl.dialects import func
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr
+from xdsl.ir import Operation, SSAValue
+
+from tilewright.dialects.quant import shape_of
+from tilewright.ir.weights import WeightStore
+from tilewright.spec.hardware import Hardware
+
+_CONSTANTS = ("top.weight", "top.none")
+_COPIES = ("top.reshape",)
+
+
+def layer_bounds(
+    main: func.FuncOp, weights: WeightStore, hardware: Hardware, sram_bytes: dict[str, int]
+) -> list[dict[str, Any]]:
+    """Return one record a layer of a partitioned integer graph, in order (see `codegen.program`).
+
+    Args:
+        main: the quant level's `@main`.
+        weights: its constants.
+        hardware: the target.
+        sram_bytes: SRAM use by layer, for the record.
+    """
+    records: list[dict[str, Any]] = []
+    for op in main.body.block.ops:
+        if op.name in _CONSTANTS or isinstance(op, func.ReturnOp):
+            continue
+        device = _text(op, "device")
+        macs, cycles = array_work(op, hardware)
+        records.append(
+            {
+                "name": _text(op, "name"),
+                "op": op.name,
+                "device": device,
+                "macs": macs,
+                "padded_cycles": cycles,
+                "min_ddr_bytes": least_ddr_bytes(op, weights, hardware) if device == "tpu" else 0,
+                "sram_bytes": sram_bytes.get(_text(op, "name"), 0),
+                "reason": _text(op, "host"),
+            }
+        )
+    return records
+
+
+def bound_cycles(records: list[dict[str, Any]], hardware: Hardware) -> float:
+    """Return the network's bound in core cycles."""
+    array = sum(record["padded_cycles"] for record in records)
+    ddr = sum(record["min_ddr_bytes"] for record in records) / hardware.ddr_bytes_per_cycle
+    return max(float(array), ddr)
+
+
+def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
+    """Return multiply-accumulates and least array cycles of an op (0 for other ops)."""
+    size = hardware.array_size
+    if op.name == "quant.conv":
+        out_channels, group_in, k_h, k_w = shape_of(op.operands[1])
+        pixels = prod(shape_of(op.results[0])) // out_channels
+        group = _number(op, "group")
+        group_out = out_channels // group
+        macs = pixels * out_channels * group_in * k_h * k_w
+        if group > 1 and group_in == group_out == 1:
+            return macs, pixels * k_h * k_w * ceil(out_channels / size)
+        pack = max(1, min(group, size // group_in, size // group_out)) if group > 1 else 1
+        blocks = ceil(group / pack) * ceil(pack * group_out / size)
+        return macs, pixels * blocks * ceil(pack * group_in * k_h * k_w / size)
+    if op.name == "quant.linear":
+        columns, depth = shape_of(op.operands[1])
+        rows = prod(shape_of(op.results[0])) // columns
+        return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
+    if op.name == "quant.matmul":
+        left, right = shape_of(op.operands[0]), shape_of(op.operands[1])
+        depth, columns = right[-2], right[-1]
+        rows = prod(shape_of(op.results[0])) // columns
+        del left
+        return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
+    if op.name == "quant.avg_pool":
+        kernel = _numbers(op, "kernel")
+        count = prod(shape_of(op.results[0]))
+        channels = shape_of(op.results[0])[-1 if _text(op, "layout") == "nhwc" else 1]
+        window = prod(kernel)
+        return count * window, count // channels * ceil(channels / size) * window
+    return 0, 0
+
+
+def least_ddr_bytes(op: Operation, weights: WeightStore, hardware: Hardware) -> int:
+    """Return the DDR bytes no schedule of this op can avoid."""
+    if op.name in _COPIES:
+        return 0
+    total = 0
+    for value in op.operands:
+        owner = value.owner
+        if isinstance(owner, Operation) and owner.name == "top.weight":
+            total += weights.get(_text(owner, "name")).nbytes
+        elif isinstance(owner, Operation) and owner.name not in _CONSTANTS:
+            total += _crossing(value, owner, op, hardware)
+    for value in op.results:
+        users = [use.operation for use in value.uses]
+        size = prod(shape_of(value))
+        if any(_text(user, "device") != "tpu" for user in users):
+            total += size
+        else:
+            total += max(0, size - hardware.sram_size)
+    return total
+
+
+def _crossing(value: SSAValue, owner: Operation, op: Operation, hardware: Hardware) -> int:
+    size = prod(shape_of(value))
+    if _text(owner, "device") != _text(op, "device"):
+        return size
+    return max(0, size - hardware.sram_size)
+
+
+def _text(op: Operation, key: str) -> str:
+    value = op.attributes.get(key, op.properties.get(key))
+    return value.data if isinstance(value, StringAttr) else ""
+
+
+def _number(op: Operation, key: str) -> int:
+    value = op.attributes.get(key, op.properties.get(key))
+    assert isinstance(value, IntegerAttr), (op.name, key)
+    return value.value.data
+
+
+def _numbers(op: Operation, key: str) -> list[int]:
+    value = op.attributes.get(key, op.properties.get(key))
+    if isinstance(value, ArrayAttr):
+        return [item.value.data for item in value if isinstance(item, IntegerAttr)]
+    assert isinstance(value, DenseArrayBase), (op.name, key)
+    return [int(item) for item in value.iter_values()]
