@@ -90,17 +90,24 @@ class Graph:
         return self.place(kind.make(operands, result, **attributes), name)
 
     def parameters(
-        self, name: str, rng: np.random.Generator, channels: int, spread: int = 4000
+        self,
+        name: str,
+        rng: np.random.Generator,
+        channels: int,
+        spread: int = 4000,
+        rounding: str = "half_up",
     ) -> list[SSAValue]:
         """Random bias, multiplier and shift; real multipliers of about `127 / spread`."""
-        bias = rng.integers(-spread, spread, channels, dtype=np.int32)
-        mult = rng.integers(2**30, 2**31, channels, dtype=np.int64).astype(np.int32)
+        bias = rng.integers(-spread, spread, channels)
+        mult = rng.integers(2**30, 2**31, channels, dtype=np.int64)
         base = 31 + max(int(np.log2(max(spread, 128) / 128)), 0)
-        shift = rng.integers(base - 1, base + 2, channels).astype(np.int8)
+        shift = rng.integers(base - 1, base + 2, channels)
+        if rounding == "truncate":
+            bias += np.rint(128.5 * 2.0**shift / mult).astype(np.int64)
         return [
-            self.weight(f"{name}.bias", bias),
-            self.weight(f"{name}.mult", mult),
-            self.weight(f"{name}.shift", shift),
+            self.weight(f"{name}.bias", bias.astype(np.int32)),
+            self.weight(f"{name}.mult", mult.astype(np.int32)),
+            self.weight(f"{name}.shift", shift.astype(np.int8)),
         ]
 
     def conv(
@@ -137,7 +144,7 @@ class Graph:
             [
                 x,
                 self.weight(f"{name}.w", weight),
-                *self.parameters(name, rng, out_channels, spread),
+                *self.parameters(name, rng, out_channels, spread, rounding),
             ],
             codes(result, 0.05, zero),
             strides=list(strides),

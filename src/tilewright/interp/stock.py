@@ -27,6 +27,7 @@ from tilewright.diagnostics import TilewrightError
 Array = npt.NDArray[Any]
 
 TO_LLVM = (
+    "--convert-elementwise-to-linalg",
     "--one-shot-bufferize=bufferize-function-boundaries "
     "function-boundary-type-conversion=identity-layout-map",
     "--convert-linalg-to-loops",
@@ -98,7 +99,7 @@ def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Ar
     inner = re.sub(r"^\s*\^\w+:", "", inner)
     wrapper = (
         inner
-        + "\nfunc.func private @printMemrefI64(tensor<*xi64>) attributes {llvm.emit_c_interface}\n"
+        + "\nfunc.func private @printMemrefI64(memref<*xi64>) attributes {llvm.emit_c_interface}\n"
         + "func.func @tilewright_entry() {\n"
         + "\n".join(lines)
         + "\n  return\n}\n"
@@ -142,8 +143,10 @@ def _print_result(index: int, kind: Attribute) -> list[str]:
     if str(kind.element_type) != "i64":
         lines.append(f"  {name}w = arith.extsi {name} : {kind} to {wide}")
         name += "w"
-    lines.append(f"  {name}u = tensor.cast {name} : {wide} to tensor<*xi64>")
-    lines.append(f"  func.call @printMemrefI64({name}u) : (tensor<*xi64>) -> ()")
+    buffer = wide.replace("tensor", "memref")
+    lines.append(f"  {name}b = bufferization.to_buffer {name} : {wide} to {buffer}")
+    lines.append(f"  {name}u = memref.cast {name}b : {buffer} to memref<*xi64>")
+    lines.append(f"  func.call @printMemrefI64({name}u) : (memref<*xi64>) -> ()")
     return lines
 
 
