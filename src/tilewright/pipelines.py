@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tilewright.transforms.top import LAYOUT_PASSES, TOP_PASSES
+
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
@@ -30,11 +32,19 @@ class Phase:
     """Passes in order, each `name` or `name{option=value}`."""
 
 
-PHASES: tuple[Phase, ...] = ()
+PHASES: tuple[Phase, ...] = (
+    Phase("convert", "top", ("convert-onnx-to-top",)),
+    Phase("optimise", "top", TOP_PASSES),
+    Phase("layout", "top", LAYOUT_PASSES),
+    Phase("quantise", "quant", ("quantize", "quant-verify-scales", "quant-partition")),
+    Phase("linalg", "linalg", ("lower-quant-to-linalg",)),
+    Phase("affine", "affine", ("tile-and-bufferize",)),
+    Phase("tpu", "tpu", ("lower-affine-to-tpu",)),
+)
 """Everything between import and encoding."""
 
 GROUPS: dict[str, tuple[str, ...]] = {
-    "convert-onnx-to-top": ("import", "optimise"),
+    "convert-onnx-to-top": ("convert", "optimise"),
     "quantize": ("layout", "quantise"),
     "convert-top-to-tpu": ("linalg", "affine", "tpu"),
 }

@@ -1,0 +1,183 @@
+"""From a model file to a program: the whole compile, one function a stage, all stages kept.
+
+`compile_model` is what `tilewright compile`, the tests and the benches call; the phases and their passes are
+listed in `pipelines.py`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.diagnostics import TilewrightError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import onnx
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tilewright.codegen.program import Program
+    from tilewright.ir.context import CompileContext, Decision
+    from tilewright.ir.weights import WeightStore
+    from tilewright.quant.table import CalibrationTable
+    from tilewright.spec.hardware import Hardware
+
+    Sample = Mapping[str, npt.NDArray[np.generic]]
+
+LEVELS = ("top", "quant", "linalg", "affine", "tpu")
+"""Levels a compile keeps, in order."""
+
+Progress = Callable[[str, float], None]
+"""Called with the phase's name and the fraction of the compile done before it."""
+
+
+@dataclass
+class Stage:
+    """A module at one level, with the constants it names."""
+
+    module: ModuleOp
+    weights: WeightStore
+
+
+@dataclass
+class FrontEnd:
+    """A model as the fused float graph in the target's layout: what calibration runs."""
+
+    context: CompileContext
+    stage: Stage
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+
+
+@dataclass
+class Compiled:
+    """A compiled model: the program, every level it went through, and why."""
+
+    program: Program
+    target: Hardware
+    stages: dict[str, Stage]
+    """By level: `top` (float), `quant`, `linalg`, `affine`, `tpu`."""
+    table: CalibrationTable
+    decisions: list[Decision]
+    seconds: dict[str, float]
+    """Wall time of every phase."""
+
+
+def _ignore(phase: str, done: float) -> None:
+    del phase, done
+
+
+def front_end(
+    model: Path | onnx.ModelProto,
+    target: Hardware,
+    *,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    progress: Progress = _ignore,
+) -> FrontEnd:
+    """Import a model and optimise its float graph.
+
+    Args:
+        model: an ONNX file or model.
+        target: the chip; its layout is assigned.
+        shapes: shapes of inputs with dynamic dimensions, by name.
+        progress: see `Progress`.
+
+    Raises:
+        TilewrightError: the model cannot be read, or is not supported.
+    """
+    from tilewright.frontends.onnx import import_onnx
+    from tilewright.ir.io import new_context
+    from tilewright.pipelines import run_phases
+
+    context = new_context(target=target)
+    seconds: dict[str, float] = {}
+    progress("import", 0.0)
+    start = time.perf_counter()
+    module = import_onnx(model, shapes, context)
+    seconds["import"] = time.perf_counter() - start
+    for share, name in ((0.1, "convert"), (0.15, "optimise"), (0.2, "layout")):
+        progress(name, share)
+        start = time.perf_counter()
+        run_phases(module, context, [name])
+        seconds[name] = time.perf_counter() - start
+    return FrontEnd(context, Stage(module, context.weights.copy()), seconds)
+
+
+def compile_model(
+    model: Path | onnx.ModelProto | FrontEnd,
+    target: Hardware,
+    *,
+    samples: Iterable[Sample] | None = None,
+    table: CalibrationTable | None = None,
+    method: str = "kl",
+    limit: int | None = 200,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+    preprocessing: dict[str, Any] | None = None,
+    progress: Progress = _ignore,
+) -> Compiled:
+    """Compile a model to an int8 program.
+
+    Args:
+        model: an ONNX file or model, or the result of `front_end` for the same target.
+        target: the chip.
+        samples: calibration inputs, by input name; needed unless `table` is given.
+        table: calibrated ranges, instead of calibrating.
+        method: calibration method (`quant.observers`).
+        limit: at most so many samples.
+        shapes: shapes of inputs with dynamic dimensions.
+        preprocessing: recorded in the calibration table.
+        progress: see `Progress`.
+
+    Raises:
+        TilewrightError: the model, the samples or the target do not allow it; the message says where and why.
+    """
+    from tilewright.codegen.assemble import assemble
+    from tilewright.pipelines import run_phases
+    from tilewright.quant.calibrate import calibrate
+    from tilewright.quant.table import write_attribute
+
+    if isinstance(model, FrontEnd):
+        front = model
+    else:
+        front = front_end(model, target, shapes=shapes, progress=progress)
+    seconds = dict(front.seconds)
+    context, top = front.context, front.stage
+    context.target = target
+    context.weights = top.weights.copy()
+    module = top.module.clone()
+    if table is None:
+        if samples is None:
+            raise TilewrightError(
+                "E0301",
+                "int8 needs calibration data",
+                ["no samples and no calibration table were given"],
+                "give --calibration-data FOLDER (pictures, .npy or .npz)",
+            )
+        progress("calibrate", 0.25)
+        start = time.perf_counter()
+        table = calibrate(
+            module, context.weights, samples, method=method, limit=limit, preprocessing=preprocessing
+        )
+        seconds["calibrate"] = time.perf_counter() - start
+    write_attribute(module, table)
+    stages: dict[str, Stage] = {"top": top}
+    for share, phase, level in (
+        (0.5, "quantise", "quant"),
+        (0.6, "linalg", "linalg"),
+        (0.65, "affine", "affine"),
+        (0.75, "tpu", "tpu"),
+    ):
+        progress(phase, share)
+        start = time.perf_counter()
+        run_phases(module, context, [phase])
+        seconds[phase] = time.perf_counter() - start
+        kept = module if level == "tpu" else module.clone()
+        stages[level] = Stage(kept, context.weights.copy())
+    progress("assemble", 0.95)
+    start = time.perf_counter()
+    program = assemble(stages["quant"].module, module, context.weights, target)
+    seconds["assemble"] = time.perf_counter() - start
+    return Compiled(program, target, stages, table, list(context.decisions), seconds)
