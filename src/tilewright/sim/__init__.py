@@ -1,0 +1,1 @@
+"""Simulators of the machine: an oracle that imports only `spec` and `diagnostics`."""

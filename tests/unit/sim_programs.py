@@ -1,0 +1,179 @@
+"""Small programs and slow, plain definitions that the simulator tests compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.program import DEFAULTS, Instr
+
+DMA0, DMA1, MAC, VEC = 0, 1, 4, 5
+
+
+def semaphore(producer: int, consumer: int) -> int:
+    """Return the semaphore of an ordered pair of engines (docs/concepts/machine.md)."""
+    return producer * 5 + consumer - (consumer > producer)
+
+
+def bit(producer: int, consumer: int) -> int:
+    return 1 << semaphore(producer, consumer)
+
+
+def rshift(value: int, shift: int, rounding: str) -> int:
+    """The rounding shift on Python integers, as docs/concepts/numerics.md has it."""
+    if shift == 0:
+        return value
+    half, unit = 1 << (shift - 1), 1 << shift
+    sign = -1 if value < 0 else 1
+    if rounding == "half_up":
+        return (value + half) // unit
+    if rounding == "half_away":
+        return sign * ((abs(value) + half) // unit)
+    if rounding == "truncate":
+        return sign * (abs(value) // unit)
+    low, rest = divmod(value, unit)
+    return low + (1 if rest > half or (rest == half and low % 2) else 0)
+
+
+def clamp(value: int, low: int, high: int) -> int:
+    return min(max(value, low), high)
+
+
+def wrap32(value: int) -> int:
+    return (value + 2**31) % 2**32 - 2**31
+
+
+@dataclass
+class ConvCase:
+    """A convolution on SRAM-resident operands: load, mac, drain, store."""
+
+    program: list[Instr]
+    ddr: np.ndarray[Any, Any]
+    result: tuple[int, int]
+    """DDR address and size of the result."""
+    expected: np.ndarray[Any, Any]
+
+
+def parameter_block(
+    lanes: int,
+    bias: np.ndarray[Any, Any],
+    mult: np.ndarray[Any, Any],
+    shift: np.ndarray[Any, Any],
+) -> bytes:
+    def pad(values: np.ndarray[Any, Any], dtype: str) -> bytes:
+        full = np.zeros(lanes, dtype)
+        full[: len(values)] = values
+        return full.tobytes()
+
+    return pad(bias, "<i4") + pad(mult, "<u4") + pad(shift, "u1")
+
+
+def full(name: str, **fields: int) -> dict[str, int]:
+    return {**DEFAULTS[name], **fields}
+
+
+def conv_case(
+    hardware: Hardware,
+    seed: int,
+    *,
+    height: int = 6,
+    width: int = 5,
+    channels: int = 8,
+    outputs: int = 8,
+    kernel: int = 3,
+    stride: int = 1,
+    depthwise: bool = False,
+    block_rows: int = 2,
+    zp: int = 3,
+    large: bool = False,
+) -> ConvCase:
+    """Return a program for one convolution and what it must give, by plain loops."""
+    rng = np.random.default_rng(seed)
+    array, lanes = hardware.array_size, hardware.vector_lanes
+    x = rng.integers(-128, 128, (height, width, channels))
+    out_h, out_w = (height - kernel) // stride + 1, (width - kernel) // stride + 1
+    if depthwise:
+        outputs = channels
+        w = rng.integers(-128, 128, (kernel, kernel, channels))
+    else:
+        w = rng.integers(-128, 128, (kernel, kernel, channels, outputs))
+    if large:
+        w = np.full_like(w, 127)
+        x = np.full_like(x, 127)
+    bias = rng.integers(-(2**20), 2**20, outputs)
+    mult = rng.integers(2**29, 2**31, outputs)
+    shift = rng.integers(34, 46, outputs)
+    oc_blocks = -(-outputs // array)
+    cols = min(outputs, array)
+    cols_last = outputs - (oc_blocks - 1) * cols
+    c_rows = min(channels, array)
+    c_blocks = 1 if depthwise else -(-channels // c_rows)
+    c_last = c_rows if depthwise else channels - (c_blocks - 1) * c_rows
+    # Weights, packed block by block in the order mac_conv reads.
+    pitch = -(-cols // 4) * 4
+    blocks = []
+    for ob in range(oc_blocks):
+        n = cols_last if ob == oc_blocks - 1 else cols
+        columns = w[..., ob * cols : ob * cols + n].reshape(-1, n)
+        padded = np.zeros((columns.shape[0], pitch), np.int8)
+        padded[:, :n] = columns
+        blocks.append(padded)
+    packed = np.concatenate(blocks).astype(np.int8)
+    params = b"".join(
+        parameter_block(lanes, bias[b : b + cols], mult[b : b + cols], shift[b : b + cols])
+        for b in range(0, outputs, cols)
+    )
+    images = [x.astype(np.int8).tobytes(), packed.tobytes(), params]
+    ddr = np.zeros(1 << 16, np.uint8)
+    address, places = 0, []
+    for image in images:
+        ddr[address : address + len(image)] = np.frombuffer(image, np.uint8)
+        places.append(address)
+        address = -(-(address + len(image)) // 64) * 64
+    out_size = out_h * out_w * outputs
+    bank = hardware.bank_size
+    act, wgt, par, dst = 0, bank, 2 * bank, 3 * bank
+    program = [
+        Instr("dma_load", {"ddr": places[0], "sram": act, "n0": len(images[0]), "stream": 1,
+                           "signal": bit(DMA0, MAC)}, "c"),
+        Instr("dma_load", {"ddr": places[2], "sram": par, "n0": len(images[2]), "stream": 1,
+                           "channel": 1, "signal": bit(DMA1, VEC)}, "c"),
+        Instr("dma_load", {"ddr": places[1], "sram": wgt, "n0": len(images[1]), "stream": 1,
+                           "channel": 1, "signal": bit(DMA1, MAC)}, "c"),
+        Instr("vec_param", {"src": par, "count": oc_blocks, "v": 1, "param": 2,
+                            "wait": bit(DMA1, VEC)}, "c"),
+        Instr("mac_conv", {
+            "wait": bit(DMA0, MAC) | bit(DMA1, MAC), "diag": int(depthwise), "act": act,
+            "wgt": wgt, "out_h": out_h, "out_w": out_w, "block_rows": block_rows,
+            "oy_stride": stride * width * channels, "ox_stride": stride * channels,
+            "k_h": kernel, "k_w": kernel, "ky_stride": width * channels, "kx_stride": channels,
+            "c_blocks": c_blocks, "cb_stride": c_rows, "c_rows": c_rows, "c_last": c_last,
+            "oc_blocks": oc_blocks, "ob_stride": cols if depthwise else 0, "cols": cols,
+            "cols_last": cols_last, "wgt_pitch": pitch, "wgt_ob_stride": blocks[0].size,
+        }, "c"),
+        Instr("vec_drain", {
+            "dst": dst, "out_h": out_h, "out_w": out_w, "block_rows": block_rows,
+            "oc_blocks": oc_blocks, "cols": cols, "cols_last": cols_last,
+            "oy_stride": out_w * outputs, "ox_stride": outputs, "ob_stride": cols,
+            "param": 2, "v": 1, "zp": zp, "lo": -100, "hi": 120, "signal": bit(VEC, DMA0),
+        }, "c"),
+        Instr("dma_store", {"ddr": 1 << 15, "sram": dst, "n0": out_size, "stream": 1,
+                            "wait": bit(VEC, DMA0)}, "c"),
+        Instr("halt", {}, ""),
+    ]  # fmt: skip
+    expected = np.zeros((out_h, out_w, outputs), np.int8)
+    for oy in range(out_h):
+        for ox in range(out_w):
+            patch = x[oy * stride : oy * stride + kernel, ox * stride : ox * stride + kernel]
+            for o in range(outputs):
+                if depthwise:
+                    total = int((patch[..., o] * w[..., o]).sum())
+                else:
+                    total = int((patch * w[..., o]).sum())
+                value = wrap32(total + int(bias[o])) * int(mult[o])
+                code = rshift(value, int(shift[o]), hardware.rounding) + zp
+                expected[oy, ox, o] = clamp(code, -100, 120)
+    return ConvCase(program, ddr, (1 << 15, out_size), expected)
