@@ -1,21 +1,23 @@
 """The `onnx` dialect: the user's graph as found, one op per source node.
 
-Classes are made on demand, one for each operator name in ONNX's own schemas; what an op must look like (arity, attribute names and
-types, element types) is read from the schema of the module's opset when it is verified, so that no second table can drift. ::
+Classes are made on demand, one for each operator name in ONNX's own schemas; what an op must look
+like (arity, attribute names and types, element types) is read from the schema of the module's opset
+when it is verified, so that no second table can drift. ::
 
     %2 = "onnx.Conv"(%0, %1, %none) {name = "conv1", outputs = ["t"], strides = array<i64: 2, 2>}
         : (tensor<1x3x8x8xf32>, tensor<4x3x3x3xf32>, none) -> tensor<1x4x4x4xf32>
 
-An absent optional operand is the result of `onnx.none`; an absent optional result has type `none`. Tensors are `#onnx.weight<"name">`,
-a name in the weight store. Attributes `name`, `outputs`, `bodies`, `domain`, `op_type` and `opset` are ours and never the user's;
-`opset` is there on ops that come from a function of another opset than the module's.
+An absent optional operand is the result of `onnx.none`; an absent optional result has type `none`.
+Tensors are `#onnx.weight<"name">`, a name in the weight store. Attributes `name`, `outputs`,
+`bodies`, `domain`, `op_type` and `opset` are ours and never the user's; `opset` is there on ops
+that come from a function of another opset than the module's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -39,6 +41,8 @@ from xdsl.ir import Attribute, Dialect, Operation, ParametrizedAttribute, Region
 from xdsl.irdl import irdl_attr_definition, param_def, traits_def
 from xdsl.utils.exceptions import VerifyException
 
+from tilewright.diagnostics import TilewrightError
+
 if TYPE_CHECKING:
     from onnx.defs import OpSchema
 
@@ -48,9 +52,19 @@ OURS = frozenset({"name", "outputs", "bodies", "domain", "op_type", "opset"})
 DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.onnx.training")
 
 
+class UnknownValueError(TilewrightError):
+    """Something depends on a value that is not known at compile time.
+
+    Attributes:
+        inputs: the graph inputs that must be bound to constants.
+    """
+
+    inputs: tuple[str, ...] = ()
+
+
 @irdl_attr_definition
 class WeightAttr(ParametrizedAttribute):
-    """A tensor attribute, kept in the weight store under `store_name`: `#onnx.weight<"conv1.w">`."""
+    """A tensor attribute, by its name in the weight store: `#onnx.weight<"conv1.w">`."""
 
     name = "onnx.weight"
 
@@ -58,7 +72,7 @@ class WeightAttr(ParametrizedAttribute):
 
 
 def element_type(elem_type: int) -> Attribute | None:
-    """Return the MLIR element type of a `TensorProto.DataType`; None if tensors cannot hold it here."""
+    """Return the MLIR element type of a `TensorProto.DataType`; None if there is none here."""
     return _element_types().get(elem_type)
 
 
@@ -84,7 +98,7 @@ def _element_types() -> dict[int, Attribute]:
 
 
 def onnx_type_string(attribute: Attribute) -> str:
-    """Return the schema's spelling of a tensor type, such as `tensor(float)`; empty if there is none."""
+    """Return the schema's spelling of a type, such as `tensor(float)`; empty if there is none."""
     from onnx import TensorProto
 
     if not isinstance(attribute, TensorType):
@@ -157,7 +171,7 @@ class OnnxOp(Operation):
                     f"{self.op_type} has no attribute {key!r} in opset {version}; "
                     f"legal: {', '.join(sorted(known)) or 'none'}"
                 )
-            wanted = known[key].type.name
+            wanted = _enum_name(known[key].type)
             kind = _attribute_kind(value)
             if kind != wanted and not (kind == "EMPTY" and wanted.endswith("S")):
                 raise VerifyException(f"attribute {key!r} must be {wanted}, not {value}")
@@ -176,7 +190,7 @@ class OnnxOp(Operation):
             for index, value in enumerate(values):
                 formal = formals[min(index, len(formals) - 1)]
                 if isinstance(value.type, NoneType):
-                    if formal.option.name == "Single":
+                    if _enum_name(formal.option) == "Single":
                         raise VerifyException(f"{what} {index} ({formal.name}) must be given")
                     continue
                 found = onnx_type_string(value.type)
@@ -186,7 +200,7 @@ class OnnxOp(Operation):
                         f"{what} {index} ({formal.name}) must be one of "
                         f"{', '.join(sorted(legal))}, not {found or value.type}"
                     )
-                homogeneous = formal.option.name != "Variadic" or formal.is_homogeneous
+                homogeneous = _enum_name(formal.option) != "Variadic" or formal.is_homogeneous
                 if formal.type_str in constraints and homogeneous:
                     first = bound.setdefault(formal.type_str, found)
                     if first != found:
@@ -214,7 +228,7 @@ class NoneOp(Operation):
 
 
 class CustomOp(OnnxOp):
-    """A node of a domain that has no schema here; carries `domain` and `op_type`; only its text form is of use."""
+    """A node of a domain that has no schema here: `domain` and `op_type` say which."""
 
     name = "onnx.Custom"
 
@@ -244,7 +258,7 @@ def schema_of(op_type: str, opset: int, domain: str = "") -> OpSchema | None:
 
 
 def opset_of(op: Operation) -> int | None:
-    """Return the opset `op` is of: its own, or the default domain's of its module; None outside of one."""
+    """Return the opset of `op`: its own, or its module's for the default domain; None outside."""
     own = op.attributes.get("opset")
     if isinstance(own, IntegerAttr):
         return own.value.data
@@ -305,7 +319,9 @@ def encode_attribute(value: object) -> Attribute:
     raise TypeError(f"cannot encode {type(value).__name__}")
 
 
-def decode_attribute(attribute: Attribute) -> int | float | str | list[int] | list[float] | list[str]:
+def decode_attribute(
+    attribute: Attribute,
+) -> int | float | str | list[int] | list[float] | list[str]:
     """Reverse of `encode_attribute`; a `#onnx.weight` gives its store name.
 
     Raises:
@@ -321,7 +337,8 @@ def decode_attribute(attribute: Attribute) -> int | float | str | list[int] | li
         case WeightAttr():
             return attribute.store_name.data
         case DenseArrayBase():
-            return list(attribute.get_values())
+            values: Any = attribute.get_values()
+            return list(values)
         case ArrayAttr():
             floats = [item.value.data for item in attribute if isinstance(item, FloatAttr)]
             return floats or _strings(attribute)
@@ -333,6 +350,11 @@ def _strings(attribute: Attribute | None) -> list[str]:
     if not isinstance(attribute, ArrayAttr):
         return []
     return [item.data for item in attribute if isinstance(item, StringAttr)]
+
+
+def _enum_name(value: Any) -> str:
+    """Return the name of one of ONNX's enumeration values, which its stubs do not type."""
+    return str(value.name)
 
 
 def _attribute_kind(attribute: Attribute) -> str:

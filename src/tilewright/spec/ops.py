@@ -1,7 +1,7 @@
-"""What becomes of each operator: the table behind the front end's refusals and `docs/reference/operators.md`.
+"""What becomes of each operator: the table behind refusals and `docs/reference/operators.md`.
 
-Two tables. `TOP_OPS` says where each op of the `top` dialect runs. `ONNX_OPS` says how each ONNX operator reaches `top`; its status
-follows from both, so the two cannot disagree.
+Two tables. `TOP_OPS` says where each op of the `top` dialect runs. `ONNX_OPS` says how each ONNX
+operator reaches `top`; its status follows from both, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 Place = Literal["array", "vector", "lut", "move", "host", "none"]
-"""array: the systolic array; vector: the vector unit; lut: a 256-entry table; move: data movement or no work; host: float on the
-host; none: not an instruction (constants)."""
+"""Where an op runs: the systolic array; the vector unit; a 256-entry table; data movement (or no
+work at all); in float on the host; nowhere (constants)."""
 
 How = Literal["op", "composed", "body", "folded", "refused"]
-"""op: one op of `top`; composed: several, by a rule of ours; body: by the function body ONNX defines for it; folded: computed at
-compile time; refused."""
+"""op: one op of `top`; composed: several, by a rule of ours; body: by the function body ONNX
+defines for it; folded: computed at compile time; refused."""
 
 Status = Literal["direct", "composed", "host", "folded", "refused"]
 
@@ -69,8 +69,11 @@ TOP_OPS: dict[str, TopSupport] = {
     **_rows("vector", "relu clip", "part of the operation before, or a requantisation"),
     **_rows(
         "lut",
-        "leaky_relu elu selu celu thresholded_relu sigmoid hard_sigmoid hard_swish silu mish softplus softsign shrink gelu tanh erf "
-        "exp log sqrt rsqrt reciprocal neg abs sign floor ceil round sin cos tan asin acos atan sinh cosh asinh acosh atanh",
+        """
+        leaky_relu elu selu celu thresholded_relu sigmoid hard_sigmoid hard_swish silu mish
+        softplus softsign shrink gelu tanh erf exp log sqrt rsqrt reciprocal neg abs sign
+        floor ceil round sin cos tan asin acos atan sinh cosh asinh acosh atanh
+        """,
     ),
     "reduce": TopSupport(
         "vector", "means over the spatial axes; other kinds and axes run on the host"
@@ -84,8 +87,10 @@ TOP_OPS: dict[str, TopSupport] = {
     **_rows("host", "cumsum", "a running sum is sequential"),
     **_rows(
         "host",
-        "and or xor not bitwise_and bitwise_or bitwise_xor bitwise_not bit_shift equal greater greater_equal less less_equal "
-        "is_nan is_inf where cast",
+        """
+        and or xor not bitwise_and bitwise_or bitwise_xor bitwise_not bit_shift equal greater
+        greater_equal less less_equal is_nan is_inf where cast
+        """,
         "booleans and integers are not quantised",
     ),
     **_rows(
@@ -110,71 +115,108 @@ def _refused(reason: str, names: str) -> dict[str, OnnxSupport]:
 
 ONNX_OPS: dict[str, OnnxSupport] = {
     **_same(
-        "Conv=conv ConvTranspose=conv_transpose MatMul=matmul Gemm=linear MaxPool=max_pool AveragePool=avg_pool Resize=resize "
-        "Upsample=resize GlobalAveragePool=reduce GlobalMaxPool=reduce GlobalLpPool=reduce BatchNormalization=batch_norm "
-        "InstanceNormalization=instance_norm LayerNormalization=layer_norm LRN=lrn"
+        """
+        Conv=conv ConvTranspose=conv_transpose MatMul=matmul Gemm=linear MaxPool=max_pool
+        AveragePool=avg_pool Resize=resize Upsample=resize GlobalAveragePool=reduce
+        GlobalMaxPool=reduce GlobalLpPool=reduce BatchNormalization=batch_norm
+        InstanceNormalization=instance_norm LayerNormalization=layer_norm LRN=lrn
+        """
     ),
     **_same(
-        "Relu=relu Clip=clip LeakyRelu=leaky_relu Elu=elu Celu=celu Selu=selu ThresholdedRelu=thresholded_relu Sigmoid=sigmoid "
-        "HardSigmoid=hard_sigmoid HardSwish=hard_swish Mish=mish Softplus=softplus Softsign=softsign Shrink=shrink Gelu=gelu "
-        "Tanh=tanh Erf=erf Exp=exp Log=log Sqrt=sqrt Reciprocal=reciprocal Neg=neg Abs=abs Sign=sign Floor=floor Ceil=ceil "
-        "Round=round Sin=sin Cos=cos Tan=tan Asin=asin Acos=acos Atan=atan Sinh=sinh Cosh=cosh Asinh=asinh Acosh=acosh "
-        "Atanh=atanh Not=not BitwiseNot=bitwise_not IsNaN=is_nan IsInf=is_inf PRelu=prelu"
+        """
+        Relu=relu Clip=clip LeakyRelu=leaky_relu Elu=elu Celu=celu Selu=selu
+        ThresholdedRelu=thresholded_relu Sigmoid=sigmoid HardSigmoid=hard_sigmoid
+        HardSwish=hard_swish Mish=mish Softplus=softplus Softsign=softsign Shrink=shrink
+        Gelu=gelu Tanh=tanh Erf=erf Exp=exp Log=log Sqrt=sqrt Reciprocal=reciprocal Neg=neg
+        Abs=abs Sign=sign Floor=floor Ceil=ceil Round=round Sin=sin Cos=cos Tan=tan
+        Asin=asin Acos=acos Atan=atan Sinh=sinh Cosh=cosh Asinh=asinh Acosh=acosh
+        Atanh=atanh Not=not BitwiseNot=bitwise_not IsNaN=is_nan IsInf=is_inf PRelu=prelu
+        """
     ),
     **_same(
-        "Add=add Sub=sub Mul=mul Div=div Pow=pow Min=min Max=max Sum=add Mod=mod And=and Or=or Xor=xor BitwiseAnd=bitwise_and "
-        "BitwiseOr=bitwise_or BitwiseXor=bitwise_xor BitShift=bit_shift Equal=equal Greater=greater "
-        "GreaterOrEqual=greater_equal Less=less LessOrEqual=less_equal Where=where Cast=cast"
+        """
+        Add=add Sub=sub Mul=mul Div=div Pow=pow Min=min Max=max Sum=add Mod=mod And=and
+        Or=or Xor=xor BitwiseAnd=bitwise_and BitwiseOr=bitwise_or BitwiseXor=bitwise_xor
+        BitShift=bit_shift Equal=equal Greater=greater GreaterOrEqual=greater_equal
+        Less=less LessOrEqual=less_equal Where=where Cast=cast
+        """
     ),
     **_same(
-        "Softmax=softmax LogSoftmax=log_softmax Hardmax=hardmax CumSum=cumsum ArgMax=arg ArgMin=arg TopK=topk Gather=gather "
-        "GatherElements=gather_elements GatherND=gather_nd Scatter=scatter_elements ScatterElements=scatter_elements "
-        "ScatterND=scatter_nd"
+        """
+        Softmax=softmax LogSoftmax=log_softmax Hardmax=hardmax CumSum=cumsum ArgMax=arg
+        ArgMin=arg TopK=topk Gather=gather GatherElements=gather_elements GatherND=gather_nd
+        Scatter=scatter_elements ScatterElements=scatter_elements ScatterND=scatter_nd
+        """
     ),
     **_same(
-        "ReduceMean=reduce ReduceSum=reduce ReduceMax=reduce ReduceMin=reduce ReduceProd=reduce ReduceL1=reduce ReduceL2=reduce "
-        "ReduceLogSum=reduce ReduceLogSumExp=reduce ReduceSumSquare=reduce"
+        """
+        ReduceMean=reduce ReduceSum=reduce ReduceMax=reduce ReduceMin=reduce
+        ReduceProd=reduce ReduceL1=reduce ReduceL2=reduce ReduceLogSum=reduce
+        ReduceLogSumExp=reduce ReduceSumSquare=reduce
+        """
     ),
     **_same(
-        "Reshape=reshape Flatten=reshape Squeeze=reshape Unsqueeze=reshape Expand=expand Tile=tile Transpose=transpose "
-        "Concat=concat Split=slice Slice=slice Pad=pad Identity= Dropout= ConstantOfShape=weight EyeLike=weight"
+        """
+        Reshape=reshape Flatten=reshape Squeeze=reshape Unsqueeze=reshape Expand=expand
+        Tile=tile Transpose=transpose Concat=concat Split=slice Slice=slice Pad=pad
+        Identity= Dropout= ConstantOfShape=weight EyeLike=weight
+        """
     ),
     **_same(
-        "Mean=add+div Swish=silu LpPool=avg_pool+mul+sqrt DepthToSpace=reshape+transpose SpaceToDepth=reshape+transpose "
-        "Trilu=where LpNormalization=reduce+div+where OneHot=equal+where ReverseSequence=gather_elements Compress=gather",
+        """
+        Mean=add+div Swish=silu LpPool=avg_pool+mul+sqrt DepthToSpace=reshape+transpose
+        SpaceToDepth=reshape+transpose Trilu=where LpNormalization=reduce+div+where
+        OneHot=equal+where ReverseSequence=gather_elements Compress=gather
+        """,
         "composed",
     ),
     **_same("Constant= Shape= Size= If=", "folded"),
     **_same(
-        "CastLike= GroupNormalization= RMSNormalization= MeanVarianceNormalization= Attention= RotaryEmbedding= AffineGrid= "
-        "CenterCropPad= NegativeLogLikelihoodLoss= SoftmaxCrossEntropyLoss= BlackmanWindow= HammingWindow= HannWindow= Range= "
-        "LinearAttention= CausalConvWithState= FlexAttention=",
+        """
+        CastLike= GroupNormalization= RMSNormalization= MeanVarianceNormalization=
+        Attention= RotaryEmbedding= AffineGrid= CenterCropPad= NegativeLogLikelihoodLoss=
+        SoftmaxCrossEntropyLoss= BlackmanWindow= HammingWindow= HannWindow= Range=
+        LinearAttention= CausalConvWithState= FlexAttention=
+        """,
         "body",
     ),
     **_refused(
         "quantised models are not imported yet: give the float model",
-        "QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul MatMulInteger ConvInteger",
+        """
+        QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul
+        MatMulInteger ConvInteger
+        """,
     ),
     **_refused("the size of its result depends on the data", "NonZero Unique NonMaxSuppression"),
     **_refused("loops are not compiled", "Loop Scan SequenceMap"),
     **_refused("recurrent networks are not supported yet", "LSTM GRU RNN"),
     **_refused(
         "it works on sequences or optional values, which a chip cannot hold",
-        "SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceLength SplitToSequence "
-        "ConcatFromSequence Optional OptionalGetElement OptionalHasElement",
+        """
+        SequenceAt SequenceConstruct SequenceEmpty SequenceErase SequenceInsert
+        SequenceLength SplitToSequence ConcatFromSequence Optional OptionalGetElement
+        OptionalHasElement
+        """,
     ),
     **_refused(
         "it works on text",
-        "StringConcat StringNormalizer StringSplit RegexFullMatch TfIdfVectorizer ImageDecoder",
+        """
+        StringConcat StringNormalizer StringSplit RegexFullMatch TfIdfVectorizer
+        ImageDecoder
+        """,
     ),
     **_refused(
         "its result is random",
-        "RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli",
+        """
+        RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli
+        """,
     ),
     **_refused(
         "it is not supported yet",
-        "GridSample RoiAlign MaxRoiPool DeformConv MaxUnpool Col2Im Einsum Det DFT STFT MelWeightMatrix BitCast CumProd "
-        "TensorScatter",
+        """
+        GridSample RoiAlign MaxRoiPool DeformConv MaxUnpool Col2Im Einsum Det DFT STFT
+        MelWeightMatrix BitCast CumProd TensorScatter
+        """,
     ),
 }
 """Operators of the default domain (and FlexAttention of `ai.onnx.preview`)."""
@@ -222,7 +264,7 @@ BODY_DOMAINS = ("", "ai.onnx.preview")
 
 
 def importable(domain: str, op_type: str) -> str:
-    """Return "direct" (there is a rule), "function" (ONNX's body of it is used), or why it is refused."""
+    """Return "direct" (there is a rule), "function" (ONNX's body is used), or why it is refused."""
     row = ONNX_OPS.get(op_type) if domain in BODY_DOMAINS else None
     if row is None:
         place = "operators of other domains" if domain else "this operator"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tilewright.frontends.onnx.graph import UnknownValueError
+    from tilewright.dialects.onnx import UnknownValueError
     from tilewright.frontends.onnx.importer import import_onnx
 
 __all__ = ["UnknownValueError", "import_onnx"]
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
 
         return import_onnx
     if name == "UnknownValueError":
-        from tilewright.frontends.onnx.graph import UnknownValueError
+        from tilewright.dialects.onnx import UnknownValueError
 
         return UnknownValueError
     raise AttributeError(name)

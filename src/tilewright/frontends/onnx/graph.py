@@ -1,19 +1,20 @@
 """The walk over the user's graph: names, scopes, constants, function bodies, branches.
 
-The walk makes a flat list of records, one for each node that must run; nodes that can be computed at compile time leave only their
-value. What nothing reads is dropped before anything is refused.
+The walk makes a flat list of records, one for each node that must run; nodes that can be computed
+at compile time leave only their value. What nothing reads is dropped before anything is refused.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.onnx import element_type, schema_of
+from tilewright.dialects.onnx import UnknownValueError, element_type, schema_of
 from tilewright.frontends.onnx.infer import Value, evaluate, infer_types
 from tilewright.frontends.onnx.reader import Model, domain_of
 from tilewright.frontends.onnx.tensors import Array, densify, load_tensor, malformed
@@ -27,18 +28,15 @@ if TYPE_CHECKING:
 
 STAGE = "import-onnx"
 FOLD_LIMIT = 1 << 16
-"""Constant nodes whose results are float are computed at import up to this many elements; the rest is left to `top-fold-constants`."""
+"""Constant nodes with float results are computed at import up to this many elements.
+
+The rest is left to the graph passes.
+"""
 INDEX_FOLD_LIMIT = 1 << 22
 """The same for integers and booleans, which shape arithmetic is made of."""
 MAX_NODES = 1_000_000
 MAX_DEPTH = 64
 ABSENT = Value("")
-
-
-class UnknownValueError(TilewrightError):
-    """A shape depends on a value that is not known at compile time; `inputs` are the graph inputs to bind."""
-
-    inputs: tuple[str, ...] = ()
 
 
 @dataclass(eq=False)
@@ -59,7 +57,9 @@ class Record:
 class Scope:
     """Names visible in one graph; inner graphs see those of outer ones."""
 
-    def __init__(self, opsets: dict[str, int], parent: Scope | None = None, prefix: str = "") -> None:
+    def __init__(
+        self, opsets: dict[str, int], parent: Scope | None = None, prefix: str = ""
+    ) -> None:
         self.names: dict[str, Value] = {}
         self.opsets = opsets
         self.parent = parent
@@ -130,7 +130,9 @@ class GraphWalker:
     ) -> None:
         """Process `nodes` in order; `references` are the values of a function's attributes."""
         if depth > MAX_DEPTH:
-            raise malformed("functions or branches are nested too deeply", f"the limit is {MAX_DEPTH}")
+            raise malformed(
+                "functions or branches are nested too deeply", f"the limit is {MAX_DEPTH}"
+            )
         scope.later = {name for node in nodes for name in node.output if name}
         for index, node in enumerate(nodes):
             self._visited += 1
@@ -188,7 +190,9 @@ class GraphWalker:
             return folded
         status = importable(domain, node.op_type)
         if status != "direct" and not (status == "function" and _has_body(schema)):
-            reason = status if status not in ("direct", "function") else f"not in operator set {opset}"
+            reason = (
+                status if status not in ("direct", "function") else f"not in operator set {opset}"
+            )
             return self._refuse(node, inputs, scope, reason)
         if status == "function":
             body = _schema_function(node, schema, inputs, opset)
@@ -203,7 +207,12 @@ class GraphWalker:
         return outputs
 
     def _call(
-        self, function: FunctionProto, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
+        self,
+        function: FunctionProto,
+        node: NodeProto,
+        inputs: list[Value],
+        scope: Scope,
+        depth: int,
     ) -> list[Value]:
         """Inline a function the model defines."""
         defaults = {item.name: item for item in function.attribute_proto}
@@ -273,7 +282,7 @@ class GraphWalker:
                 error = _no_shape(node, inputs, name, complaint)
                 if not outputs:
                     raise error
-                # Rules of old opsets leave out second results (a mask); that matters if one is read.
+                # Rules of old opsets leave out a second result (a mask): wrong only if it is read.
                 outputs.append(Value("", pending=error))
                 continue
             static = tuple(dim for dim in shape if dim is not None)
@@ -321,14 +330,18 @@ class GraphWalker:
         from onnx import TensorProto as T
 
         given = [value for value in inputs if value.name]
-        if any(value.constant is None for value in given) or _is_random(schema) or node.op_type == "Loop":
+        if (
+            any(value.constant is None for value in given)
+            or _is_random(schema)
+            or node.op_type == "Loop"
+        ):
             return None
         if sum(value.size for value in given) > INDEX_FOLD_LIMIT:
             return None
         for elem_type, shape in inferred:
             if shape is not None and all(dim is not None for dim in shape):
                 floating = elem_type in (T.FLOAT, T.FLOAT16, T.DOUBLE, T.BFLOAT16)
-                if int(np.prod(shape, dtype=object)) > (FOLD_LIMIT if floating else INDEX_FOLD_LIMIT):
+                if prod(d or 0 for d in shape) > (FOLD_LIMIT if floating else INDEX_FOLD_LIMIT):
                     return None
             elif not _bounded(node.op_type):
                 return None
@@ -360,7 +373,9 @@ class GraphWalker:
         first_record = len(self.records)
         self.define_initializers(graph, inner, set())
         self.walk(graph.node, inner, None, depth + 1)
-        self.ctx.decide(node.name or node.output[0], STAGE, True, f"condition known: {wanted} taken")
+        self.ctx.decide(
+            node.name or node.output[0], STAGE, True, f"condition known: {wanted} taken"
+        )
         return [
             self._given_out(inner, info.name, name, node, first_record)
             for info, name in zip(graph.output, node.output, strict=True)
@@ -426,7 +441,7 @@ def node_title(node: NodeProto) -> str:
 
 
 def _resolve(node: NodeProto, references: Mapping[str, AttributeProto] | None) -> NodeProto:
-    """Put the values of a function call in place of references to its attributes, in inner graphs too."""
+    """Put a call's values in place of references to attributes, in inner graphs too."""
     from onnx import NodeProto
 
     if references is None or not any(a.ref_attr_name or a.HasField("g") for a in node.attribute):
@@ -524,7 +539,11 @@ def _shape_value(node: NodeProto, value: Value) -> Value:
 
 
 def _is_random(schema: OpSchema) -> bool:
-    return schema.name.startswith("Random") or schema.name in ("Bernoulli", "Multinomial", "Dropout")
+    return schema.name.startswith("Random") or schema.name in (
+        "Bernoulli",
+        "Multinomial",
+        "Dropout",
+    )
 
 
 def _bounded(op_type: str) -> bool:
@@ -533,7 +552,8 @@ def _bounded(op_type: str) -> bool:
 
 
 def _has_body(schema: OpSchema) -> bool:
-    return schema.has_function or schema.has_context_dependent_function
+    untyped: Any = schema  # ONNX's stubs lack these members.
+    return bool(untyped.has_function or untyped.has_context_dependent_function)
 
 
 def _schema_function(
@@ -542,26 +562,32 @@ def _schema_function(
     """Return the body ONNX defines for an operator, for these operand types."""
     from onnx import FunctionProto
 
-    if schema.has_function:
-        version = max((v for v in schema.function_opset_versions if v <= opset), default=0)
-        if version:
-            return FunctionProto.FromString(schema.get_function_with_opset_version(version))
-    version = max((v for v in schema.context_dependent_function_opset_versions if v <= opset), default=0)
+    untyped: Any = schema
+    version = max((v for v in untyped.function_opset_versions if v <= opset), default=0)
+    if version:
+        return FunctionProto.FromString(untyped.get_function_with_opset_version(version))
+    versions: list[int] = untyped.context_dependent_function_opset_versions
+    version = max((v for v in versions if v <= opset), default=0)
     if not version:
-        raise TilewrightError("E0104", f"{node_title(node)} has no definition in operator set {opset}")
+        raise TilewrightError("E0104", f"{node_title(node)} has no body in operator set {opset}")
     types = [value.type_proto.SerializeToString() if value.name else b"" for value in inputs]
-    return FunctionProto.FromString(
-        schema.get_context_dependent_function_with_opset_version(version, node.SerializeToString(), types)
+    body = untyped.get_context_dependent_function_with_opset_version(
+        version, node.SerializeToString(), types
     )
+    return FunctionProto.FromString(body)
 
 
 def _no_shape(node: NodeProto, inputs: list[Value], output: str, complaint: str) -> TilewrightError:
     where = node_title(node)
     if complaint:
-        return TilewrightError("E0103", f"the operands of {where} do not fit", [complaint, *_shown(inputs)])
+        return TilewrightError(
+            "E0103", f"the operands of {where} do not fit", [complaint, *_shown(inputs)]
+        )
     operands = SHAPE_OPERANDS.get(node.op_type, range(len(inputs)))
     dynamic = [
-        inputs[i] for i in operands if i < len(inputs) and inputs[i].name and inputs[i].constant is None
+        inputs[i]
+        for i in operands
+        if i < len(inputs) and inputs[i].name and inputs[i].constant is None
     ]
     if not dynamic:
         return TilewrightError(
@@ -571,7 +597,10 @@ def _no_shape(node: NodeProto, inputs: list[Value], output: str, complaint: str)
     error = UnknownValueError(
         "E0103",
         f"the shape of {output!r}, which {where} gives, depends on values known only at run time",
-        [f"operand {value.name!r}, computed from {', '.join(sorted(value.origins))}" for value in dynamic],
+        [
+            f"operand {value.name!r}, computed from {', '.join(sorted(value.origins))}"
+            for value in dynamic
+        ],
         f"bind the input to a constant: {', '.join(origins)}" if origins else None,
     )
     error.inputs = tuple(origins)
@@ -580,7 +609,8 @@ def _no_shape(node: NodeProto, inputs: list[Value], output: str, complaint: str)
 
 def _shown(inputs: Sequence[Value]) -> list[str]:
     return [
-        f"operand {value.name!r}: {element_type(value.elem_type) or value.elem_type} {list(value.shape or ())}"
+        f"operand {value.name!r}: {element_type(value.elem_type) or value.elem_type} "
+        f"{list(value.shape or ())}"
         for value in inputs
         if value.name
     ]

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from tilewright.ir.context import CompileContext
 
 INFINITY_TAKERS = frozenset(
-    "Clip Pad PadV2 Where Min Max Add Sub Equal Less LessOrEqual Greater GreaterOrEqual IsInf Expand "
-    "Concat Identity Cast CastLike Reshape Unsqueeze Squeeze Slice Gather Tile Trilu ScatterND "
-    "ScatterElements GridSample Resize".split()
+    """
+    Clip Pad Where Min Max Add Sub Equal Less LessOrEqual Greater GreaterOrEqual IsInf Expand Concat
+    Identity Cast Reshape Unsqueeze Squeeze Slice Gather Tile Trilu ScatterND ScatterElements Resize
+    """.split()  # noqa: SIM905 - a table of words
 )
-"""Operators that may have an infinite constant operand on purpose: bounds, fillers, attention masks."""
+"""Operators that take an infinite constant on purpose: bounds, fillers, attention masks."""
 
 
 def import_onnx(
@@ -58,11 +59,12 @@ def import_onnx(
         bind: graph inputs to be turned into constants.
 
     Returns:
-        A verified module: one function `main` with the attributes `arg_names` and `result_names` (the user's tensor names); all
-        shapes static.
+        A verified module: one function `main` with the attributes `arg_names` and `result_names`
+        (the user's tensor names); all shapes static.
 
     Raises:
-        TilewrightError: E0101 unreadable, E0102 operators not supported (all of them), E0103 shapes, E0104 types,
+        TilewrightError: E0101 unreadable, E0102 operators not supported (all of them), E0103
+            shapes, E0104 types,
             E0105 values that are not finite, E0106 malformed.
     """
     return guard_text(lambda: _import(read_model(source), shapes or {}, ctx, bind or {}))
@@ -100,7 +102,9 @@ def _define_inputs(
 ) -> list[Value]:
     """Define initialisers and graph inputs; return the inputs that remain."""
     graph = model.proto.graph
-    defaults = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
+    defaults = {t.name for t in graph.initializer} | {
+        t.values.name for t in graph.sparse_initializer
+    }
     infos = [info for info in graph.input if info.name not in defaults]
     if unknown := sorted(set(bind) - {info.name for info in graph.input}):
         raise TilewrightError(
@@ -133,7 +137,7 @@ def _define_inputs(
             raise TilewrightError(
                 "E0104",
                 f"input {info.name!r} holds {_type_name(elem_type)}",
-                ["tensors of float16, float32, float64, integers of 8 to 64 bits and booleans are supported"],
+                ["supported: float16, float32, float64, integers of 8 to 64 bits, booleans"],
             )
         value.shape = binder.bind(info)
         inputs.append(value)
@@ -144,7 +148,7 @@ def _bound(name: str, elem_type: int, array: Array) -> Value:
     from onnx import helper
 
     wanted = np.dtype(helper.tensor_dtype_to_np_dtype(elem_type))
-    if wanted != object and array.dtype != wanted:
+    if wanted.kind != "O" and array.dtype != wanted:
         raise TilewrightError(
             "E0103",
             f"the constant for input {name!r} has the wrong type",
@@ -205,7 +209,8 @@ def _refuse_unsupported(records: list[Record], outputs: list[tuple[str, Value]])
             f"the model uses {kinds} operator{'s'[: kinds != 1]} that cannot be compiled "
             f"({count} node{'s'[: count != 1]})",
             [
-                f"{op_type} (domain {domain}): {reason}; nodes: " + ", ".join(f'"{n}"' for n in names)
+                f"{op_type} (domain {domain}): {reason}; nodes: "
+                + ", ".join(f'"{n}"' for n in names)
                 for (domain, op_type, reason), names in sorted(found.items())
             ],
             "docs/reference/operators.md lists what is supported",
@@ -237,19 +242,22 @@ class _Emitter:
         results = [self._use(value) for _, value in outputs]
         self.block.add_op(ReturnOp(*results))
         function = FuncOp(
-            "main", FunctionType.from_lists(arg_types, [r.type for r in results]), Region(self.block)
+            "main",
+            FunctionType.from_lists(arg_types, [r.type for r in results]),
+            Region(self.block),
         )
         function.attributes["arg_names"] = ArrayAttr([StringAttr(value.name) for value in inputs])
         function.attributes["result_names"] = ArrayAttr([StringAttr(name) for name, _ in outputs])
         versions: dict[str, Attribute] = {
-            domain: IntegerAttr(version, i64) for domain, version in sorted(self.model.opsets.items())
+            domain: IntegerAttr(version, i64)
+            for domain, version in sorted(self.model.opsets.items())
         }
-        module = ModuleOp([function], {"onnx.opset": DictionaryAttr(versions)})
-        return module
+        return ModuleOp([function], {"onnx.opset": DictionaryAttr(versions)})
 
     def _type(self, value: Value) -> TensorType[Attribute]:
         element = element_type(value.elem_type)
-        assert element is not None and value.shape is not None, value.name
+        assert element is not None, value.name
+        assert value.shape is not None, value.name
         return TensorType(element, value.shape)
 
     def _use(self, value: Value) -> SSAValue:
@@ -284,11 +292,15 @@ class _Emitter:
         nans = int(np.isnan(array).sum())
         if nans:
             raise TilewrightError(
-                "E0105", f"the constant {value.name!r} has {nans} values that are not numbers (NaN)", where
+                "E0105",
+                f"the constant {value.name!r} has {nans} values that are not numbers (NaN)",
+                where,
             )
         if array.size > 1 and any(record.op_type not in INFINITY_TAKERS for record in readers):
             count = int(np.isinf(array).sum())
-            raise TilewrightError("E0105", f"the constant {value.name!r} has {count} infinite values", where)
+            raise TilewrightError(
+                "E0105", f"the constant {value.name!r} has {count} infinite values", where
+            )
 
     def _emit_record(self, record: Record) -> None:
         operands = [self._use(value) for value in record.inputs]
@@ -306,7 +318,7 @@ class _Emitter:
         for value, result in zip(record.outputs, op.results, strict=True):
             value.ssa = result
             _hint(result, value.name)
-        # Checked here and not by a pass over the module, so that the message can cite the user's node.
+        # Checked here and not over the module, so that the message can cite the user's node.
         try:
             op.verify_against(record.opset)
         except VerifyException as error:
@@ -324,7 +336,7 @@ class _Emitter:
         except TypeError as error:
             raise TilewrightError(
                 "E0104",
-                f"{record.op_type} {record.name!r} has the attribute {attribute.name!r} of type {error}",
+                f"{record.op_type} {record.name!r}: attribute {attribute.name!r} is a {error}",
                 ["such attributes are not supported"],
             ) from None
 

@@ -1,11 +1,13 @@
 """Static types and compile-time values of single nodes.
 
-Types come from ONNX's own per-node inference, given the values of small constant operands; nothing is ever serialised as a whole
-model, so weights beyond 2 GB are no obstacle. Constant nodes are evaluated by onnxruntime without optimisations, one node at a time.
+Types come from ONNX's own per-node inference, given the values of small constant operands; nothing
+is ever serialised as a whole model, so weights beyond 2 GB are no obstacle. Constant nodes are
+evaluated by onnxruntime without optimisations, one node at a time.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -83,9 +85,10 @@ def to_proto(name: str, elem_type: int, array: Array | None) -> TensorProto:
 def infer_types(
     node: NodeProto, schema: OpSchema, inputs: Sequence[Value], opsets: dict[str, int]
 ) -> tuple[list[tuple[int, tuple[int | None, ...] | None]], str]:
-    """Return element type and shape of each output of `node`, and the complaint of ONNX if it made one.
+    """Return element type and shape of each output, and ONNX's complaint if it made one.
 
-    An element type is 0 and a shape None where inference says nothing; None stands for a single unknown dimension.
+    An element type is 0 and a shape None where inference says nothing; None stands for a single
+    unknown dimension.
     """
     from onnx import OperatorSetIdProto
     from onnx.shape_inference import InferenceError, infer_node_outputs
@@ -93,7 +96,12 @@ def infer_types(
     probe, types, data = _renamed(node, inputs)
     try:
         found = infer_node_outputs(
-            schema, probe, types, data, None, [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()]
+            schema,
+            probe,
+            types,
+            data,
+            None,
+            [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()],
         )
     except InferenceError as error:
         return [(0, None)] * len(node.output), _first_line(str(error))
@@ -106,7 +114,9 @@ def infer_types(
         tensor = type_proto.tensor_type
         shape = None
         if tensor.HasField("shape"):
-            shape = tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+            shape = tuple(
+                d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim
+            )
             check_dims(name, [d for d in shape if d is not None])
         result.append((tensor.elem_type, shape))
     return result, ""
@@ -115,7 +125,7 @@ def infer_types(
 def _renamed(
     node: NodeProto, inputs: Sequence[Value]
 ) -> tuple[NodeProto, dict[str, TypeProto], dict[str, TensorProto]]:
-    """Return a copy of `node` with names of our own (user's names may repeat), with types and constants."""
+    """Return a copy of `node` under names of ours (the user's may repeat), types, constants."""
     from onnx import NodeProto
 
     probe = NodeProto(op_type=node.op_type, domain=node.domain)
@@ -140,14 +150,13 @@ def _first_line(text: str) -> str:
 
 
 def evaluate(node: NodeProto, schema: OpSchema, inputs: Sequence[Value]) -> list[Array] | None:
-    """Return the outputs of a node whose operands are all constant; None if onnxruntime has no kernel for it.
+    """Return the outputs of a node of constant operands; None if onnxruntime has no kernel for it.
 
     Raises:
         TilewrightError: E0106, the operands are wrong for the operator.
     """
     import onnxruntime as ort
     from onnx import helper
-    from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     probe, types, _ = _renamed(node, inputs)
     names = [name for name in probe.output if name]
@@ -158,8 +167,12 @@ def evaluate(node: NodeProto, schema: OpSchema, inputs: Sequence[Value]) -> list
         [helper.make_empty_tensor_value_info(name) for name in names],
     )
     # A schema holds from its own opset to the next change, so its first opset serves for all.
-    opset = helper.make_opsetid(node.domain if node.domain != "ai.onnx" else "", max(schema.since_version, 7))
+    opset = helper.make_opsetid(
+        node.domain if node.domain != "ai.onnx" else "", max(schema.since_version, 7)
+    )
     model = helper.make_model(graph, opset_imports=[opset], ir_version=10)
+    # A compiled module without stubs.
+    state: Any = importlib.import_module("onnxruntime.capi.onnxruntime_pybind11_state")
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -176,7 +189,8 @@ def evaluate(node: NodeProto, schema: OpSchema, inputs: Sequence[Value]) -> list
         return None
     except (state.InvalidArgument, state.RuntimeException) as error:
         raise malformed(
-            f"{node.op_type} {node.name!r} cannot be computed from its constant operands", _first_line(str(error))
+            f"{node.op_type} {node.name!r} cannot be computed from its constant operands",
+            _first_line(str(error)),
         ) from None
     found = dict(zip(names, results, strict=True))
     if any(not isinstance(item, np.ndarray) for item in results):

@@ -15,14 +15,15 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 def symbol_of(dim: TensorShapeProto.Dimension) -> str:
-    """Return the name of a symbolic dimension; some exporters write "?" for unknown ones that have none."""
+    """Return the name of a symbolic dimension; some exporters write "?" for want of one."""
     return "" if dim.dim_param == "?" else dim.dim_param
 
 
 class ShapeBinder:
     """Gives each graph input a static shape from the file and from what the user bound.
 
-    A key of `shapes` is the name of an input (the whole shape) or of a symbolic dimension (one number).
+    A key of `shapes` is the name of an input (the whole shape) or of a symbolic dimension (one
+    number).
     """
 
     def __init__(self, inputs: list[ValueInfoProto], shapes: Shapes) -> None:
@@ -87,7 +88,9 @@ class ShapeBinder:
             fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
             bound = given[axis] if given is not None else self._dims.get(symbol_of(dim))
             symbol = self._dims.get(symbol_of(dim))
-            clash = next((v for v in (fixed, symbol) if bound is not None and v not in (None, bound)), None)
+            clash = next(
+                (v for v in (fixed, symbol) if bound is not None and v not in (None, bound)), None
+            )
             if clash is not None:
                 raise TilewrightError(
                     "E0103",
@@ -118,7 +121,9 @@ class ShapeBinder:
 
     def _dynamic(self, info: ValueInfoProto, open_dims: list[str]) -> TilewrightError:
         example = "x".join(
-            str(dim.dim_value) if dim.HasField("dim_value") and dim.dim_value >= 0 else dim.dim_param or "?"
+            str(dim.dim_value)
+            if dim.HasField("dim_value") and dim.dim_value >= 0
+            else dim.dim_param or "?"
             for dim in info.type.tensor_type.shape.dim
         )
         symbols = [symbol_of(d) for d in info.type.tensor_type.shape.dim if symbol_of(d)]
@@ -138,9 +143,13 @@ def _flag(name: str) -> str:
 
 def _shown(info: ValueInfoProto) -> str:
     dims = info.type.tensor_type.shape.dim
-    return "[" + ", ".join(
-        str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims
-    ) + "]"
+    return (
+        "["
+        + ", ".join(
+            str(d.dim_value) if d.HasField("dim_value") else d.dim_param or "?" for d in dims
+        )
+        + "]"
+    )
 
 
 def check_tensor_input(info: ValueInfoProto) -> int:

@@ -38,7 +38,8 @@ def read_model(source: Path | str | ModelProto) -> Model:
     """Read a model; tensors in other files are not touched.
 
     Raises:
-        TilewrightError: E0101 the file cannot be read, E0106 it is malformed, E0104 its opset is not supported.
+        TilewrightError: E0101 the file cannot be read, E0106 it is malformed, E0104 its opset is
+            not supported.
     """
     from onnx import ModelProto
 
@@ -69,12 +70,17 @@ def _parse(path: Path) -> ModelProto:
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise TilewrightError("E0101", f"cannot read `{path}`", [error.strerror or str(error)]) from None
+        raise TilewrightError(
+            "E0101", f"cannot read `{path}`", [error.strerror or str(error)]
+        ) from None
     if not data:
         raise TilewrightError("E0101", f"`{path}` is empty")
     if data.startswith(b"version https://git-lfs"):
         raise TilewrightError(
-            "E0101", f"`{path}` is a Git LFS pointer, not the model", [], "fetch it with `git lfs pull`"
+            "E0101",
+            f"`{path}` is a Git LFS pointer, not the model",
+            [],
+            "fetch it with `git lfs pull`",
         )
     try:
         return ModelProto.FromString(data)
@@ -134,7 +140,7 @@ def guard_text(action: Callable[[], Result]) -> Result:
 
 
 def attribute_value(attribute: Any) -> object:
-    """Return the Python value of an `AttributeProto` that holds a number, a string, or a list of one kind.
+    """Return the Python value of an `AttributeProto`: a number, a string, or a list of one kind.
 
     Raises:
         UnicodeDecodeError: a string is not UTF-8.

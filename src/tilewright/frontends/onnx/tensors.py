@@ -1,7 +1,7 @@
 """Tensors of an ONNX file as numpy arrays, checked before any memory is taken.
 
-A declared size is believed only if as many bytes are there, so a hostile file cannot make us allocate more than it holds. External
-data is memory-mapped, never read as a whole.
+A declared size is believed only if as many bytes are there, so a hostile file cannot make us
+allocate more than it holds. External data is memory-mapped, never read as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def load_tensor(tensor: TensorProto, folder: Path | None) -> Array:
     The result may share memory with `tensor`. Strings come as an object array.
 
     Raises:
-        TilewrightError: E0106 for a malformed tensor, E0101 for external data that are missing or outside `folder`.
+        TilewrightError: E0106 for a malformed tensor, E0101 for external data that are missing or
+            outside `folder`.
     """
     from onnx import TensorProto as T
     from onnx import helper, numpy_helper
@@ -101,14 +102,17 @@ def load_tensor(tensor: TensorProto, folder: Path | None) -> Array:
     try:
         return numpy_helper.to_array(tensor)
     except (ValueError, OverflowError, TypeError) as error:
-        raise malformed(f"tensor {name!r} has values that its type cannot hold", str(error)) from None
+        raise malformed(
+            f"tensor {name!r} has values that its type cannot hold", str(error)
+        ) from None
 
 
 def densify(sparse: SparseTensorProto, folder: Path | None) -> Array:
     """Return the dense form of a sparse tensor.
 
     Raises:
-        TilewrightError: E0106 if it is malformed, E0104 if the dense form is larger than `MAX_DENSIFIED_BYTES`.
+        TilewrightError: E0106 if it is malformed, E0104 if the dense form is larger than
+            `MAX_DENSIFIED_BYTES`.
     """
     name = sparse.values.name or "(unnamed)"
     dims = list(sparse.dims)
@@ -122,11 +126,15 @@ def densify(sparse: SparseTensorProto, folder: Path | None) -> Array:
             [f"its shape is {dims}; at most {MAX_DENSIFIED_BYTES} bytes are made dense"],
         )
     if indices.dtype != np.int64 or indices.shape not in ((values.size,), (values.size, len(dims))):
-        raise malformed(f"sparse tensor {name!r} has indices of {indices.dtype} {list(indices.shape)}")
+        raise malformed(
+            f"sparse tensor {name!r} has indices of {indices.dtype} {list(indices.shape)}"
+        )
     if indices.ndim == 2:
         if (indices < 0).any() or (indices >= np.array(dims, np.int64)).any():
             raise malformed(f"sparse tensor {name!r} has an index outside its shape {dims}")
-        indices = np.ravel_multi_index(tuple(indices.T), tuple(dims)) if dims else indices[:, :0].sum(1)
+        indices = (
+            np.ravel_multi_index(tuple(indices.T), tuple(dims)) if dims else indices[:, :0].sum(1)
+        )
     if indices.size and (indices.min() < 0 or indices.max() >= count):
         raise malformed(f"sparse tensor {name!r} has an index outside its shape {dims}")
     dense = np.zeros(count, values.dtype)
@@ -140,7 +148,9 @@ def _bits(type_name: str, dtype: np.dtype[Any]) -> int:
     return 2 if type_name.endswith("INT2") else dtype.itemsize * 8
 
 
-def _wrong_amount(name: str, dims: list[int], unit: str, found: int, wanted: int) -> TilewrightError:
+def _wrong_amount(
+    name: str, dims: list[int], unit: str, found: int, wanted: int
+) -> TilewrightError:
     return malformed(
         f"tensor {name!r} does not hold what it declares",
         f"its shape {dims} needs {wanted} {unit}; the file has {found}",
@@ -172,12 +182,16 @@ def _external(
             "external data must be beside the model or below it",
         )
     if not path.is_file():
-        raise TilewrightError("E0101", f"the data file of tensor {name!r} is missing", [f"file: {path}"])
+        raise TilewrightError(
+            "E0101", f"the data file of tensor {name!r} is missing", [f"file: {path}"]
+        )
     try:
         offset = int(entries.get("offset", 0))
         length = int(entries.get("length", size_bytes))
     except ValueError:
-        raise malformed(f"external tensor {name!r} has an offset or length that is no number") from None
+        raise malformed(
+            f"external tensor {name!r} has an offset or length that is no number"
+        ) from None
     if length != size_bytes:
         raise _wrong_amount(name, list(tensor.dims), "bytes", length, size_bytes)
     available = path.stat().st_size
@@ -185,7 +199,7 @@ def _external(
         raise TilewrightError(
             "E0101",
             f"the data file of tensor {name!r} is too short",
-            [f"file: {path}, {available} bytes; bytes {offset} to {offset + size_bytes} are needed"],
+            [f"file: {path}, {available} bytes", f"needed: {offset} to {offset + size_bytes}"],
         )
     if checksum := entries.get("checksum"):
         with path.open("rb") as stream:

@@ -1,7 +1,8 @@
-"""What the rules share: reading a node so that nothing of it is overlooked, and building `top` ops under its name.
+"""What the rules share: reading a node so that nothing is overlooked, building `top` ops.
 
-A rule is a function from a `Node` to the `top` values of its results. A node counts every attribute and operand a rule asks for; what
-is left over when the rule is done makes the node refused, so an attribute cannot be ignored by oversight.
+A rule is a function from a `Node` to the `top` values of its results. A node counts every attribute
+and operand a rule asks for; what is left over when the rule is done makes the node refused, so an
+attribute cannot be ignored by oversight.
 """
 
 from __future__ import annotations
@@ -29,6 +30,14 @@ Default = TypeVar("Default")
 
 class RefusedError(Exception):
     """A node cannot be expressed in `top`; the text says why."""
+
+
+class UnknownOperandError(RefusedError):
+    """An operand must be known at compile time and is not."""
+
+    def __init__(self, index: int, text: str) -> None:
+        super().__init__(text)
+        self.index = index
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
@@ -129,7 +138,7 @@ class Node:
             raise RefusedError(f"{what} is missing")
         array = self.constant(index)
         if array is None:
-            raise RefusedError(f"{what} must be known at compile time")
+            raise UnknownOperandError(index, f"{what} must be known at compile time")
         return array
 
     def settled(self, *indices: int) -> None:
@@ -244,7 +253,7 @@ class Node:
         attributes: Mapping[str, top.AttrValue] | None = None,
         result_types: Sequence[Attribute] | None = None,
     ) -> Sequence[SSAValue]:
-        """Build `top.<kind>`; it gets a name of its own if it does not give a result of the node."""
+        """Build `top.<kind>`; it gets a name of its own unless it gives a result of the node."""
         try:
             op = top.create(
                 top.OPS[kind], operands, attributes, name=self.name, result_types=result_types
@@ -291,7 +300,8 @@ class Node:
                 raise RefusedError(f"result {index} is not supported")
             if value.type != declared:
                 raise RefusedError(
-                    f"result {index} is {value.type} by our reading, {declared} by ONNX's shape inference"
+                    f"result {index} is {value.type} by our reading, "
+                    f"{declared} by ONNX's shape inference"
                 )
         if len(results) < len(self.declared) and self.wants(len(results)):
             raise RefusedError(f"result {len(results)} is not supported")

@@ -13,6 +13,7 @@ from tilewright.dialects.top.base import element_type
 from tilewright.transforms.onnx.base import (
     Node,
     RefusedError,
+    UnknownOperandError,
     axis_of,
     element,
     is_float,
@@ -181,7 +182,7 @@ def _dropout(node: Node) -> Sequence[SSAValue | None]:
         ratio = node.constant(1)
         node.settled(1)
         if node.given(2) and training is None:
-            raise RefusedError("`training_mode` must be known at compile time")
+            raise UnknownOperandError(2, "`training_mode` must be known at compile time")
         if training is not None and bool(training) and (ratio is None or float(ratio) != 0.0):
             raise RefusedError("`training_mode` is set; only inference is compiled")
     x = node.operand(0)
@@ -249,7 +250,7 @@ def _prelu(node: Node) -> SSAValue:
 
 @rule("Softmax", "LogSoftmax", "Hardmax")
 def _softmax(node: Node) -> SSAValue:
-    """Below opset 13 the operand is a matrix split at `axis` (default 1) and rows are normalised."""
+    """Below opset 13 the operand is a matrix split at `axis` (default 1), normalised by rows."""
     kind = {"Softmax": "softmax", "LogSoftmax": "log_softmax", "Hardmax": "hardmax"}[node.op_type]
     x = node.operand(0)
     shape = shape_of(x)
@@ -303,7 +304,7 @@ def _lp_normalization(node: Node) -> SSAValue:
 
 @rule("OneHot")
 def _one_hot(node: Node) -> SSAValue:
-    """Indices compared with a constant ramp; negative ones count from the end, others give `off`."""
+    """Compare indices with a ramp; negative ones count from the end, others give `off`."""
     depth = int(node.needs_constant(1, "the depth").reshape(()))
     indices, values = node.operand(0), node.operand(2)
     rank = len(shape_of(indices)) + 1
@@ -322,9 +323,7 @@ def _one_hot(node: Node) -> SSAValue:
     hot = node.emit("equal", [wide, node.weight(ramp, "ramp")])
     off, on = (
         node.reshape(
-            node.emit(
-                "slice", [values], {"starts": [i], "steps": [1]}, [_vector_type(values, 1)]
-            ),
+            node.emit("slice", [values], {"starts": [i], "steps": [1]}, [_vector_type(values, 1)]),
             [],
         )
         for i in (0, 1)

@@ -100,7 +100,9 @@ def resolve_slice(size: int, start: int, end: int, step: int) -> tuple[int, int,
     if step == 0:
         raise RefusedError("a step is 0")
     if step < 0 and end in HUGE:
-        raise RefusedError("a negative step towards a huge positive end is read differently by tools")
+        raise RefusedError(
+            "a negative step towards a huge positive end is read differently by tools"
+        )
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:
@@ -285,8 +287,8 @@ REDUCTIONS = {
 def _reduce(node: Node) -> SSAValue:
     """Axes are an attribute below opset 18 (ReduceSum: 13), then an operand.
 
-    Without axes all are reduced, or with `noop_with_empty_axes` none; what is done to each element (squares, logarithms) is done
-    even so.
+    Without axes all are reduced, or with `noop_with_empty_axes` none; what is done to each element
+    (squares, logarithms) is done even so.
     """
     x = node.operand(0)
     rank = len(shape_of(x))
@@ -334,5 +336,3 @@ def _compress(node: Node) -> SSAValue:
     else:
         x, axis = node.reshape(x, [int(np.prod(shape_of(x), dtype=np.int64))]), 0
     return node.emit("gather", [x, node.weight(keep, "indices")], {"axis": axis})
-
-

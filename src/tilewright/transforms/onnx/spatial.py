@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import numpy as np
 from xdsl.ir import SSAValue
@@ -42,7 +43,7 @@ def same_pads(
     dilations: Sequence[int],
     upper: bool,
 ) -> list[int]:
-    """Return the padding that gives `ceil(size / stride)` results; the odd one at the end if `upper`."""
+    """Return the padding for `ceil(size / stride)` results; the odd one at the end if `upper`."""
     begins: list[int] = []
     ends: list[int] = []
     for size, k, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
@@ -191,17 +192,16 @@ def _average_pool(node: Node) -> SSAValue:
 
 @rule("LpPool")
 def _lp_pool(node: Node) -> SSAValue:
-    """The p-th root of the window's sum of p-th powers: a mean of the padded window times its size."""
+    """The p-th root of a window's sum of p-th powers: its padded mean times its size."""
     attributes = _pool_attributes(node)
     attributes["count_include_pad"] = True
     x, order = node.operand(0), node.integer("p", 2)
-    kernel = attributes["kernel"]
-    assert isinstance(kernel, list)
+    window = prod(node.ints("kernel_shape") or [])
     if order not in (1, 2) or attributes["ceil_mode"]:
         raise RefusedError("only p = 1 and 2 without `ceil_mode` are supported")
     powers = node.emit("abs", [x]) if order == 1 else node.emit("mul", [x, x])
     mean = node.emit("avg_pool", [powers], attributes)
-    total = node.emit("mul", [mean, node.scalar(float(np.prod(kernel)), mean, "count")])
+    total = node.emit("mul", [mean, node.scalar(window, mean, "count")])
     return total if order == 1 else node.emit("sqrt", [total])
 
 
@@ -266,7 +266,9 @@ def _as_vector(node: Node, c: SSAValue, size: int) -> SSAValue:
     if shape_of(c) == (size,):
         return c
     value = node.value_of(c)
-    return node.weight(value.reshape(size), "bias") if value is not None else node.reshape(c, [size])
+    return (
+        node.weight(value.reshape(size), "bias") if value is not None else node.reshape(c, [size])
+    )
 
 
 @rule("BatchNormalization")
@@ -427,6 +429,11 @@ def _resize(node: Node) -> SSAValue:
     if len(set(axes)) != len(axes):
         raise RefusedError(f"`axes` {listed} has one twice")
     scales = _scales(node, shape, axes)
+    if coordinate == "align_corners" and any(
+        abs(s * d - round(s * d)) > 1e-4 for s, d in zip(scales, shape, strict=True)
+    ):
+        # ONNX divides by the fractional length, onnxruntime by the cut one.
+        raise RefusedError("`align_corners` with a fractional size is read differently by tools")
     attributes = {
         "mode": mode,
         "coordinate": coordinate,
