@@ -74,6 +74,12 @@ class Emitter:
         """Copy a DDR view into an SRAM tile view, padding what the tile's pending fill covers."""
         tile = target.buffer
         assert isinstance(tile, Tile)
+        if 0 in target.sizes:
+            # The tile lies wholly in padding.
+            if tile.fill is not None:
+                self.fill(*tile.fill)
+                tile.fill = None
+            return
         pads, base, fill = (0, 0, 0, 0), target, 0
         if tile.fill is not None:
             filled, fill = tile.fill

@@ -200,7 +200,12 @@ class Evaluator:
         self.emitter.layer = _layer(op) or self.emitter.layer
         assert view.buffer.fill is None
         view.buffer.fill = (view, int(self.values[op.inputs[0]]))
-        if not any(isinstance(user, memref.CopyOp) for user in users(root(op.outputs[0]))):
+        base = root(op.outputs[0])
+        loaded = any(
+            isinstance(user, memref.CopyOp) and root(user.destination) is base
+            for user in users(base)
+        )
+        if not loaded:
             self.emitter.fill(*view.buffer.fill)
             view.buffer.fill = None
 

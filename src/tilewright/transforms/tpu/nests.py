@@ -114,11 +114,9 @@ class Nests:
     def _user(self, value: SSAValue, kinds: tuple[str, ...], operand: int) -> GenericOp:
         base = root(value)
         for user in users(base):
-            if (
-                isinstance(user, GenericOp)
-                and attr_str(user, "kind") in kinds
-                and root(user.inputs[operand]) is base
-            ):
+            if not isinstance(user, GenericOp) or attr_str(user, "kind") not in kinds:
+                continue
+            if root(user.inputs[operand]) is base:
                 return user
         raise TilewrightError("E0501", f"a tile is loaded for no {' or '.join(kinds)}")
 
@@ -205,7 +203,8 @@ class Nests:
                 [
                     *(f"{b.role}: {b.slots} x {b.size_bytes} bytes" for b in buffers),
                     placed.reason,
-                    f"smallest SRAM that would do: {placed.needed_bytes} bytes; {self.hardware.name} has {self.hardware.sram_size}",
+                    f"smallest SRAM that would do: {placed.needed_bytes} bytes; "
+                    f"{self.hardware.name} has {self.hardware.sram_size}",
                 ],
             )
         used = sum(b.slots * align(b.size_bytes, word) for b in buffers)
