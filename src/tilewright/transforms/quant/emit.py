@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from xdsl.dialects.builtin import StringAttr, TensorType, i8, i16, i32
+from xdsl.dialects.builtin import FloatAttr, StringAttr, TensorType, UnitAttr, f64, i8, i16, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tilewright.dialects import quant, top
@@ -156,7 +156,7 @@ class Emitter:
         """Append the integer form of `op`."""
         gain = exact_gain(op, self.weights)
         if gain is not None:
-            made = self.gain(op)
+            made = self.gain(op, gain)
         elif scalar_operand(op) is not None or op.name not in self.forms:
             made = self.table(op)
         else:
@@ -353,7 +353,7 @@ class Emitter:
             )
         )
 
-    def gain(self, op: Operation) -> SSAValue:
+    def gain(self, op: Operation, gain: float) -> SSAValue:
         """Multiplication by a positive scalar: the same codes at another scale, exactly."""
         index = scalar_operand(op)
         assert index is not None
@@ -373,6 +373,7 @@ class Emitter:
                 lo=-128,
                 hi=127,
                 rounding=self.rounding,
+                gain=FloatAttr(gain, f64),
                 **self._carry(op),
             )
         )
@@ -453,6 +454,7 @@ class Emitter:
                 lo=low,
                 hi=high,
                 rounding=self.rounding,
+                sum=None if divide else UnitAttr(),
                 **self._carry(op),
             )
         )
