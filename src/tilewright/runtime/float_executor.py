@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
     from tilewright.runtime.top_to_onnx import ExportedModel
 
-EXTERNAL_BYTES = 2**30
-"""From this size on constants are handed over beside the model: protobuf ends at 2 GB."""
-
 
 class TopSession:
     """A float `top` module made ready once and run many times.
@@ -50,53 +47,41 @@ class TopSession:
         """
         from tilewright.runtime.top_to_onnx import export
 
-        self._module = module
-        self._weights = weights
         self._threads = threads
         self._optimise = optimise
-        total = sum(weights.get(name).nbytes for name in weights)
-        self._external = total >= EXTERNAL_BYTES
-        self._plain: ExportedModel = export(module, weights, external=self._external)
-        self._full: ExportedModel | None = None
+        # Constants stay outside the model: no copy is made, and protobuf's 2 GB do not matter.
+        self._model: ExportedModel = export(module, weights, external=True)
         self._sessions: dict[bool, onnxruntime.InferenceSession] = {}
-        self.inputs: list[str] = self._plain.inputs
-        self.outputs: list[str] = self._plain.outputs
-        self.values: list[str] = list(self._plain.values)
+        self.inputs: list[str] = self._model.inputs
+        self.outputs: list[str] = self._model.outputs
+        self.values: list[str] = list(self._model.values)
 
-    def _session(self, full: bool) -> tuple[ExportedModel, onnxruntime.InferenceSession]:
+    def _session(self, full: bool) -> onnxruntime.InferenceSession:
+        """Return the session; with `full` the one that gives every value."""
         import onnxruntime
 
-        from tilewright.runtime.top_to_onnx import export
-
-        if full and self._full is None:
-            self._full = export(
-                self._module, self._weights, all_values=True, external=self._external
+        if full in self._sessions:
+            return self._sessions[full]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 4
+        # Spinning threads would take the cores from whoever prepares the next input.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        levels = onnxruntime.GraphOptimizationLevel
+        options.graph_optimization_level = (
+            levels.ORT_ENABLE_ALL if self._optimise else levels.ORT_DISABLE_ALL
+        )
+        arrays = self._model.external
+        if arrays:
+            values = [onnxruntime.OrtValue.ortvalue_from_numpy(item) for item in arrays.values()]
+            options.add_external_initializers(list(arrays), values)
+        proto = self._model.with_all_values() if full else self._model.proto
+        with _runtime_errors("prepare"):
+            self._sessions[full] = onnxruntime.InferenceSession(
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
-        model = self._full if full and self._full is not None else self._plain
-        if full not in self._sessions:
-            options = onnxruntime.SessionOptions()
-            options.intra_op_num_threads = self._threads
-            options.inter_op_num_threads = 1
-            options.log_severity_level = 4
-            # Spinning threads would take the cores from whoever prepares the next input.
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-            levels = onnxruntime.GraphOptimizationLevel
-            options.graph_optimization_level = (
-                levels.ORT_ENABLE_ALL if self._optimise else levels.ORT_DISABLE_ALL
-            )
-            if model.external:
-                options.add_external_initializers(
-                    model.external,
-                    [
-                        onnxruntime.OrtValue.ortvalue_from_numpy(self._weights.get(name))
-                        for name in model.external
-                    ],
-                )
-            with _runtime_errors("prepare"):
-                self._sessions[full] = onnxruntime.InferenceSession(
-                    model.proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
-                )
-        return model, self._sessions[full]
+        return self._sessions[full]
 
     def _feed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Check the inputs against the function's arguments."""
@@ -109,7 +94,7 @@ class TopSession:
             )
         feed: dict[str, Array] = {}
         for name in self.inputs:
-            expected = self._plain.types[name]
+            expected = self._model.types[name]
             array = np.asarray(inputs[name])
             dtype = top.numpy_dtype(expected.get_element_type())
             if array.dtype != dtype or array.shape != tuple(expected.get_shape()):
@@ -133,7 +118,7 @@ class TopSession:
         wanted = list(self.outputs if outputs is None else outputs)
         feed = self._feed(inputs)
         full = any(name not in self.outputs for name in wanted)
-        model, session = self._session(full)
+        model, session = self._model, self._session(full)
         result: dict[str, Array] = {}
         fetched: dict[str, str] = {}
         for name in wanted:
@@ -161,7 +146,7 @@ class TopSession:
             TilewrightError: as `run`.
         """
         feed = self._feed(inputs)
-        model, session = self._session(True)
+        model, session = self._model, self._session(True)
         unique = list(dict.fromkeys(key for key in model.values.values() if key not in feed))
         with _runtime_errors("run"):
             arrays = cast(list[Array], session.run(unique, feed))

@@ -82,7 +82,7 @@ class Exporter:
     constants: dict[tuple[str, tuple[int, ...], bytes], str] = field(
         default_factory=dict[tuple[str, tuple[int, ...], bytes], str]
     )
-    external_names: list[str] = field(default_factory=list[str])
+    external_arrays: dict[str, Array] = field(default_factory=dict[str, Array])
 
     def unique(self, wish: str) -> str:
         """Return `wish`, or `wish#k` if that name is taken, and take it."""
@@ -105,7 +105,7 @@ class Exporter:
         if self.external and array.nbytes >= 1024:
             proto.data_location = onnx.TensorProto.EXTERNAL
             proto.external_data.add(key="location", value=EXTERNAL_LOCATION)
-            self.external_names.append(name)
+            self.external_arrays[name] = array
         else:
             proto.raw_data = array.tobytes()
         self.initializers.append(proto)
@@ -524,10 +524,7 @@ def _camel(name: str) -> str:
 
 
 HANDLERS: dict[str, Handler] = {
-    **{
-        name: _simple("".join(p.capitalize() for p in name.split("_")))
-        for name in _ONE_NODE.split()
-    },
+    **{name: _simple(_camel(name)) for name in _ONE_NODE.split()},
     "greater_equal": _simple("GreaterOrEqual"),
     "less_equal": _simple("LessOrEqual"),
     "hard_swish": _simple("HardSwish"),
@@ -637,8 +634,20 @@ class ExportedModel:
     """ONNX name by value name (function arguments, then `layer` and `layer:i`)."""
     types: dict[str, TensorType[Attribute]]
     """Type by ONNX name: of inputs, outputs and values."""
-    external: list[str]
-    """Initialisers whose data must be handed over beside the model."""
+    external: dict[str, Array]
+    """Constants that must be handed over beside the model, by initialiser."""
+
+    def with_all_values(self) -> onnx.ModelProto:
+        """Return the model with every value a graph output, after the function's own results."""
+        import onnx
+
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.proto)
+        known = {entry.name: entry for entry in proto.graph.value_info}
+        shown = {entry.name for entry in proto.graph.output}
+        proto.graph.output.extend(known[name] for name in known if name not in shown)
+        del proto.graph.value_info[:]
+        return proto
 
 
 def _value_info(name: str, value: TensorType[Attribute], where: str) -> Any:
@@ -658,7 +667,6 @@ def export(
     module: ModuleOp,
     weights: WeightStore,
     *,
-    all_values: bool = False,
     external: bool = False,
 ) -> ExportedModel:
     """Export `@main` of a float `top` module.
@@ -666,7 +674,6 @@ def export(
     Args:
         module: the module.
         weights: its constants.
-        all_values: make every value a graph output, after the function's own results.
         external: leave constants of 1 KB and more out of the model (`ExportedModel.external`).
 
     Raises:
@@ -739,23 +746,20 @@ def export(
         if names[operand] != wish:
             graph.emit("Identity", [names[operand]], [wish])
 
-    shown = list(outputs)
-    if all_values:
-        shown += [name for name in values.values() if name not in {*outputs, *inputs}]
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes,
             "main",
             [_value_info(name, types[name], name) for name in inputs],
-            [_value_info(name, types[name], name) for name in shown],
+            [_value_info(name, types[name], name) for name in outputs],
             graph.initializers,
-            value_info=[entry for entry in info if entry.name not in set(shown)],
+            value_info=[entry for entry in info if entry.name not in set(outputs)],
         ),
         producer_name="tilewright",
         opset_imports=[onnx.helper.make_opsetid("", OPSET)],
         ir_version=IR_VERSION,
     )
-    return ExportedModel(model, inputs, outputs, values, types, graph.external_names)
+    return ExportedModel(model, inputs, outputs, values, types, graph.external_arrays)
 
 
 def top_to_onnx(module: ModuleOp, weights: WeightStore) -> onnx.ModelProto:
