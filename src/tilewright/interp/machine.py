@@ -285,9 +285,10 @@ class Machine:
         inputs = [np.asarray(self._env[value]) for value in op.inputs]
         outputs = [self._writable(value, op) for value in op.outputs]
         plan.run(inputs, outputs, self.lookup)
-        self._bind(op.results, outputs)
-        if "result" not in op.attributes:
-            self._owned.update(op.results)
+        if op.results:  # none on memrefs
+            self._bind(op.results, outputs)
+            if "result" not in op.attributes:
+                self._owned.update(op.results)
 
     def _fill(self, op: linalg.FillOp) -> None:
         target = self._writable(op.outputs[0], op)
