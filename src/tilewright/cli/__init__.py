@@ -1,0 +1,7 @@
+"""The `tilewright` command. Nothing heavy is imported before a subcommand runs."""
+
+from __future__ import annotations
+
+from tilewright.cli.main import main
+
+__all__ = ["main"]
