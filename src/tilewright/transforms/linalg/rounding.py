@@ -41,12 +41,12 @@ class Output:
         return Output(zp, lo, hi, rounding.data)
 
     @property
-    def tags(self) -> dict[str, int]:
+    def tags(self) -> dict[str, int | str]:
         """What later stages must know."""
-        return {"zp": self.zp, "lo": self.lo, "hi": self.hi}
+        return {"zp": self.zp, "lo": self.lo, "hi": self.hi, "rounding": self.rounding}
 
 
-def scalar_tags(op: Operation, *keys: str) -> dict[str, int]:
+def scalar_tags(op: Operation, *keys: str) -> dict[str, int | str]:
     """Return the named parameters of a `quant` op and its output clamp, for later stages."""
     return {**{key: int_of(op.attributes[key]) for key in keys}, **Output.of(op).tags}
 

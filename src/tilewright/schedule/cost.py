@@ -1,0 +1,104 @@
+"""Estimated cycles of a loop nest, from the timing formulas of docs/concepts/machine.md.
+
+Good enough to rank tilings; the cycle simulator is the judge. All results are core cycles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from tilewright.schedule.footprint import ConvForm
+from tilewright.spec.hardware import Hardware
+
+TILE_OVERHEAD_CYCLES = 16
+"""Sequencer and synchronisation work of one tile."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What the memory system of a chip can do."""
+
+    ddr_bytes_per_cycle: float
+    """Peak of DDR and of all DMA channels together."""
+    run_cycles: float
+    """Extra cycles of DDR a contiguous run costs: half a granule and one DMA cycle."""
+    latency_cycles: float
+    """From the start of a transfer to its first byte, in stream mode."""
+
+    def transfer(self, size_bytes: float, runs: float) -> float:
+        """Return the cycles DDR is busy moving `size_bytes` in `runs` contiguous runs."""
+        return size_bytes / self.ddr_bytes_per_cycle + runs * self.run_cycles
+
+
+@lru_cache(maxsize=64)
+def rates(hardware: Hardware) -> Rates:
+    """Return the memory rates of a chip."""
+    dma_cycle = hardware.core_clock_mhz / hardware.dma_clock_mhz
+    total = min(hardware.ddr_bytes_per_cycle, hardware.dma_bytes_per_cycle * hardware.dma_channels)
+    granule = hardware.ddr_bus_bytes / hardware.ddr_bytes_per_cycle
+    return Rates(
+        total,
+        granule / 2 + dma_cycle / hardware.dma_channels,
+        hardware.dma_latency * hardware.dma_stream_latency_factor * dma_cycle,
+    )
+
+
+def words(hardware: Hardware, size_bytes: int) -> int:
+    """Return the SRAM words an aligned vector of `size_bytes` takes."""
+    return ceil(size_bytes / hardware.sram_word_bytes)
+
+
+def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
+    """Return the cycles of the MAC array for a tile of `rows` x `columns` output pixels."""
+    block_rows = max(1, hardware.accumulator_rows // columns)
+    full, rest = divmod(rows, block_rows)
+    activation = words(hardware, form.columns if form.diagonal else form.rows)
+    weight_rows = 1 if form.diagonal else form.rows
+    weights = weight_rows * words(hardware, form.weight_pitch)
+    steps = form.kernel_steps * form.row_blocks
+    block = full * max(block_rows * columns * activation, weights)
+    if rest:
+        block += max(rest * columns * activation, weights)
+    return form.blocks * block * steps + form.parts * (weights + hardware.mac_latency)
+
+
+def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
+    """Return the cycles of the vector unit that requantises the tile."""
+    vector = max(1, words(hardware, form.columns))
+    return form.blocks * rows * columns * vector + form.parts * hardware.vector_latency
+
+
+@dataclass
+class NestCost:
+    """Adds up what a nest costs; engines overlap except where a tile has one slot only."""
+
+    mac: float = 0.0
+    vector: float = 0.0
+    memory: float = 0.0
+    serial: float = 0.0
+    """Cycles in which nothing overlaps."""
+    ddr_bytes: float = 0.0
+
+    def move(
+        self, size_bytes: float, runs: float, times: int, overlapped: bool, rate: Rates
+    ) -> None:
+        """Count `times` transfers of a tile; those that cannot overlap with compute wait in full."""
+        cycles = rate.transfer(size_bytes, runs)
+        self.memory += times * cycles
+        self.ddr_bytes += times * size_bytes
+        # The first load and the last store always stand alone.
+        self.serial += cycles + rate.latency_cycles
+        if not overlapped:
+            self.serial += (times - 1) * (cycles + rate.latency_cycles)
+
+    def cycles(self, tiles: int) -> float:
+        """Return the estimate for a nest of `tiles` tiles."""
+        fill = (self.mac + self.vector) / (2 * tiles) if tiles > 1 else min(self.mac, self.vector)
+        return (
+            max(self.mac, self.vector, self.memory)
+            + self.serial
+            + fill
+            + tiles * TILE_OVERHEAD_CYCLES
+        )

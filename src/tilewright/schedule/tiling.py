@@ -1,0 +1,512 @@
+"""Tile sizes of convolutions, matrix products and window sums.
+
+A tile is a box of output pixels and channels, and with a split reduction a part of the input channels and of the kernel. `choose_conv`
+enumerates tiles that fit SRAM and the chip's limits, and returns the cheapest by `schedule/cost.py`. Reductions are split only
+when no tile fits without, input channels first, then kernel rows, then kernel columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+
+from tilewright.schedule.cost import NestCost, drain_cycles, mac_cycles, rates
+from tilewright.schedule.footprint import (
+    ConvForm,
+    activation_bytes,
+    align,
+    conv_form,
+    max_parameter_blocks,
+    parameter_bytes,
+)
+from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.isa import BY_NAME
+
+MAC = BY_NAME["mac_conv"].field
+MAX_KERNEL = MAC["k_h"].high
+MAX_CHANNEL_BLOCKS = MAC["c_blocks"].high
+MAX_EXTENT = MAC["out_h"].high
+MAX_PIXEL_STRIDE = MAC["ox_stride"].high
+REDUCTIONS = ("k", "kr", "kc")
+SHARES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
+TABLE_BYTES = 256
+
+
+@dataclass(frozen=True)
+class ConvProblem:
+    """The sizes of a layer that runs on the MAC array; a matrix product is one row of pixels."""
+
+    kind: str
+    """`conv`, or `sum`: every channel is its own group and the weights are ones."""
+    batch: int
+    in_rows: int
+    in_columns: int
+    in_channels: int
+    out_rows: int
+    out_columns: int
+    out_channels: int
+    kernel: tuple[int, int]
+    strides: tuple[int, int] = (1, 1)
+    dilations: tuple[int, int] = (1, 1)
+    group: int = 1
+    table: bool = False
+    """A lookup table is applied to the result."""
+
+    @property
+    def group_in(self) -> int:
+        """Input channels of a group."""
+        return self.in_channels // self.group
+
+    @property
+    def group_out(self) -> int:
+        """Output channels of a group."""
+        return self.out_channels // self.group
+
+    @property
+    def diagonal(self) -> bool:
+        """Whether groups are single channels."""
+        return self.kind == "sum" or (self.group > 1 and self.group_in == 1 and self.group_out == 1)
+
+    def weight_bytes(self, hardware: Hardware, form: ConvForm) -> int:
+        """Return the SRAM bytes of a weight tile: one word of ones for a window sum."""
+        return hardware.sram_word_bytes if self.kind == "sum" else form.weight_bytes(hardware)
+
+
+@dataclass(frozen=True)
+class TileLoop:
+    """A tile loop: `name` covers `size` in steps of `step`."""
+
+    name: str
+    size: int
+    step: int
+
+    @property
+    def count(self) -> int:
+        """Iterations."""
+        return ceil(self.size / self.step)
+
+
+@dataclass(frozen=True)
+class ConvTiling:
+    """A tile and the order of the loops around it."""
+
+    groups: int
+    """Groups of a tile. Channels are split inside a group only if this is 1."""
+    out_channels: int
+    """Output channels of a tile, of one group."""
+    in_channels: int
+    """Input channels of a tile, of one group."""
+    kernel: tuple[int, int]
+    rows: int
+    columns: int
+    weights_outer: bool = True
+    """Channel loops are outside the pixel loops: weights are loaded once, activations once a channel tile."""
+    input_slots: int = 1
+    weight_slots: int = 1
+    output_slots: int = 1
+
+    def loops(self, problem: ConvProblem) -> list[TileLoop]:
+        """Return all loops, outermost first, those of one iteration included."""
+        pixels = [
+            TileLoop("n", problem.batch, 1),
+            TileLoop("h", problem.out_rows, self.rows),
+            TileLoop("w", problem.out_columns, self.columns),
+        ]
+        channels = [
+            TileLoop("g", problem.group, self.groups),
+            TileLoop("o", problem.group_out, self.out_channels),
+        ]
+        reduction = [
+            TileLoop("k", problem.group_in, self.in_channels),
+            TileLoop("kr", problem.kernel[0], self.kernel[0]),
+            TileLoop("kc", problem.kernel[1], self.kernel[1]),
+        ]
+        outer = channels + pixels if self.weights_outer else pixels + channels
+        return outer + reduction
+
+    def form(self, hardware: Hardware, problem: ConvProblem) -> ConvForm:
+        """Return how the tile lies on the array."""
+        if problem.kind == "sum" and self.groups == 1:
+            area = self.kernel[0] * self.kernel[1]
+            return ConvForm(True, False, 1, 1, 1, 1, 1, 1, area, 1)
+        return conv_form(
+            hardware,
+            self.groups * self.in_channels,
+            self.groups * self.out_channels,
+            self.groups,
+            self.kernel,
+            problem.dilations[1],
+        )
+
+    def in_extent(self, problem: ConvProblem) -> tuple[int, int]:
+        """Return rows and columns of the input tile, padding included."""
+        return (
+            (self.rows - 1) * problem.strides[0] + (self.kernel[0] - 1) * problem.dilations[0] + 1,
+            (self.columns - 1) * problem.strides[1]
+            + (self.kernel[1] - 1) * problem.dilations[1]
+            + 1,
+        )
+
+    def buffers(self, hardware: Hardware, problem: ConvProblem) -> list[TileBuffer]:
+        """Return the SRAM tiles of the nest, all alive together."""
+        form = self.form(hardware, problem)
+        rows, columns = self.in_extent(problem)
+        buffers = [
+            TileBuffer(
+                "input",
+                "input",
+                activation_bytes(hardware, rows * columns, self.groups * self.in_channels),
+                self.input_slots,
+            ),
+            TileBuffer(
+                "weights", "weights", problem.weight_bytes(hardware, form), self.weight_slots
+            ),
+            TileBuffer(
+                "parameters",
+                "bias",
+                parameter_bytes(hardware, form.blocks),
+                self.parameter_slots(problem),
+            ),
+            TileBuffer(
+                "output",
+                "output",
+                activation_bytes(
+                    hardware, self.rows * self.columns, self.groups * self.out_channels
+                ),
+                self.output_slots,
+            ),
+        ]
+        if problem.table:
+            buffers.append(
+                TileBuffer("table", "table", align(TABLE_BYTES, hardware.sram_word_bytes), 1)
+            )
+        return buffers
+
+    def describe(self, problem: ConvProblem) -> str:
+        """Return the tile and the loop order in words."""
+        text = f"tiles of {self.rows}x{self.columns} pixels, {self.groups * self.out_channels} channels"
+        if self.in_channels < problem.group_in or self.kernel != problem.kernel:
+            text += f", reducing {self.in_channels} inputs x {self.kernel[0]}x{self.kernel[1]} at a time"
+        return text + (", weights outer" if self.weights_outer else ", activations outer")
+
+    def parameter_slots(self, problem: ConvProblem) -> int:
+        """Return the slots of bias, multiplier and shift."""
+        return self.weight_slots if loads(self.loops(problem), "go") > 1 else 1
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the tiler chose."""
+
+    tiling: ConvTiling
+    cycles: float
+    """Estimated."""
+    sram_bytes: int
+    runner_up: ConvTiling | None
+    runner_up_cycles: float
+    candidates: int
+    """How many tilings fitted."""
+
+
+@dataclass(frozen=True)
+class NoFit:
+    """Nothing fits."""
+
+    buffers: tuple[TileBuffer, ...]
+    """The tiles of the smallest candidate (empty if a limit of the chip, not memory, is in the way)."""
+    needed_bytes: int
+    """The SRAM that candidate needs."""
+    reason: str
+
+
+def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
+    """Return how often a tile is filled that changes with the loops in `names`.
+
+    It is filled inside the innermost of them that has more than one iteration, hence once for every iteration of all loops around.
+    """
+    total = count = 1
+    for loop in loops:
+        count *= loop.count
+        if loop.count > 1 and loop.name in names:
+            total = count
+    return total
+
+
+INPUT_LOOPS = ("n", "h", "w", "g", *REDUCTIONS)
+WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
+OUTPUT_LOOPS = ("n", "h", "w", "g", "o")
+
+
+def shares(size: int, unit: int = 1) -> list[int]:
+    """Return even parts of `size`, multiples of `unit` (or all of it), largest first."""
+    blocks = ceil(size / unit)
+    parts = {min(size, ceil(blocks / count) * unit) for count in SHARES}
+    parts.add(min(size, unit))
+    return sorted(parts, reverse=True)
+
+
+def _channel_tiles(
+    hardware: Hardware, problem: ConvProblem, split: bool
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (groups, output channels of a group, input channels of a group)."""
+    size = hardware.array_size
+    if problem.diagonal:
+        for groups in shares(problem.group, size):
+            yield groups, 1, 1
+        # Below the array's width tiles waste it, but may be all that fits.
+        for groups in shares(min(problem.group, size)):
+            yield groups, 1, 1
+        return
+    if problem.group > 1 and not split:
+        for groups in range(problem.group, 1, -1):
+            if problem.group % groups == 0:
+                yield groups, problem.group_out, problem.group_in
+    ins = _even(problem.group_in, size) if split else [problem.group_in]
+    for out_channels in shares(problem.group_out, size):
+        for in_channels in ins:
+            yield 1, out_channels, in_channels
+
+
+def _even(size: int, unit: int) -> list[int]:
+    """Return parts of `size`, smaller than it if possible, preferring those that leave no remainder."""
+    parts = shares(size, unit)
+    even = [part for part in parts if size % part == 0]
+    return even if len(even) >= min(4, len(parts)) else parts
+
+
+def _kernel_tiles(problem: ConvProblem, level: int) -> list[tuple[int, int]]:
+    rows, columns = problem.kernel
+
+    def parts(size: int) -> list[int]:
+        # A window sum has its kernel in an attribute: no remainders.
+        return [part for part in shares(size) if problem.kind != "sum" or size % part == 0]
+
+    if level < 2:
+        return [(rows, columns)]
+    if level < 3:
+        return [(part, columns) for part in parts(rows) if part < rows or rows == 1]
+    return [(1, part) for part in parts(columns)]
+
+
+def _legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: ConvForm) -> bool:
+    """Tell whether a tile keeps the limits of instructions and registers (memory apart)."""
+    if form.blocks > max_parameter_blocks(hardware) or form.row_blocks > MAX_CHANNEL_BLOCKS:
+        return False
+    if max(tiling.kernel) > MAX_KERNEL or tiling.rows > MAX_EXTENT:
+        return False
+    return tiling.columns <= hardware.accumulator_rows
+
+
+def _accumulates(hardware: Hardware, tiling: ConvTiling, form: ConvForm) -> bool:
+    """Tell whether all blocks of the tile stay in the two halves of the M registers."""
+    block_rows = max(1, hardware.accumulator_rows // tiling.columns)
+    return form.blocks * ceil(tiling.rows / block_rows) <= 2
+
+
+def _row_tiles(hardware: Hardware, problem: ConvProblem, columns: int) -> list[int]:
+    block = max(1, hardware.accumulator_rows // columns)
+    whole = {
+        block * count for count in (1, 2, 3, 4, 6, 8, 12, 16) if block * count < problem.out_rows
+    }
+    return sorted({*shares(problem.out_rows), *whole}, reverse=True)
+
+
+SLOTS = ((2, 2, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 2, 1), (1, 1, 1))
+"""Slots of input, weights, output, most overlap first."""
+
+
+class _Search:
+    def __init__(self, hardware: Hardware, problem: ConvProblem) -> None:
+        self.hardware = hardware
+        self.problem = problem
+        self.rates = rates(hardware)
+        self.found: list[tuple[float, float, int, ConvTiling]] = []
+        self.smallest: tuple[int, ConvTiling] | None = None
+
+    def run(self) -> None:
+        for level in range(4):
+            for kernel in _kernel_tiles(self.problem, level):
+                for groups, outs, ins in _channel_tiles(self.hardware, self.problem, level > 0):
+                    self._pixels(ConvTiling(groups, outs, ins, kernel, 1, 1))
+            if self.found:
+                return
+
+    def _pixels(self, base: ConvTiling) -> None:
+        problem, hardware = self.problem, self.hardware
+        form = base.form(hardware, problem)
+        split = base.kernel != problem.kernel or (
+            base.groups == 1 and base.in_channels < problem.group_in
+        )
+        if problem.weight_bytes(hardware, form) >= hardware.sram_size:
+            self._remember_smallest(base)
+            return
+        columns_fit = [
+            part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows
+        ]
+        for columns in columns_fit[:6] + columns_fit[-1:]:
+            good = 0
+            for rows in _row_tiles(hardware, problem, columns):
+                tiling = ConvTiling(
+                    base.groups, base.out_channels, base.in_channels, base.kernel, rows, columns
+                )
+                if not _legal(hardware, problem, tiling, form):
+                    continue
+                if split and not _accumulates(hardware, tiling, form):
+                    continue
+                if self._slots(tiling, form):
+                    good += 1
+                if good > 3:
+                    break
+            # Narrower tiles only read more; they are for what does not fit otherwise.
+            if good and columns < problem.out_columns:
+                break
+
+    def _slots(self, tiling: ConvTiling, form: ConvForm) -> bool:
+        """Price every order and slot count that fits; True if full double buffering does."""
+        orders = [True, False] if self._order_matters(tiling) else [True]
+        tried: set[tuple[int, int, int]] = set()
+        complete = False
+        for weights_outer in orders:
+            loops = ConvTiling(
+                tiling.groups, tiling.out_channels, tiling.in_channels, tiling.kernel,
+                tiling.rows, tiling.columns, weights_outer,
+            ).loops(self.problem)  # fmt: skip
+            times = (
+                loads(loops, INPUT_LOOPS),
+                self._weight_loads(loops),
+                loads(loops, OUTPUT_LOOPS),
+            )
+            tried.clear()
+            for slots in SLOTS:
+                wanted = tuple(
+                    min(slot, 2 if time > 1 else 1) for slot, time in zip(slots, times, strict=True)
+                )
+                if wanted in tried:
+                    continue
+                tried.add((wanted[0], wanted[1], wanted[2]))
+                candidate = ConvTiling(
+                    tiling.groups, tiling.out_channels, tiling.in_channels, tiling.kernel,
+                    tiling.rows, tiling.columns, weights_outer, *wanted,
+                )  # fmt: skip
+                buffers = candidate.buffers(self.hardware, self.problem)
+                placed = place_nest(self.hardware, buffers)
+                if isinstance(placed, TileDoesNotFit):
+                    if self.smallest is None or placed.needed_bytes < self.smallest[0]:
+                        self.smallest = (placed.needed_bytes, candidate)
+                    continue
+                self._price(candidate, form, loops, times)
+                if slots == SLOTS[0]:
+                    complete = True
+                    break
+        return complete
+
+    def _remember_smallest(self, tiling: ConvTiling) -> None:
+        placed = place_nest(self.hardware, tiling.buffers(self.hardware, self.problem))
+        if isinstance(placed, TileDoesNotFit) and (
+            self.smallest is None or placed.needed_bytes < self.smallest[0]
+        ):
+            self.smallest = (placed.needed_bytes, tiling)
+
+    def _order_matters(self, tiling: ConvTiling) -> bool:
+        counts = {loop.name: loop.count for loop in tiling.loops(self.problem)}
+        return counts["g"] * counts["o"] > 1 and counts["n"] * counts["h"] * counts["w"] > 1
+
+    def _weight_loads(self, loops: list[TileLoop]) -> int:
+        # The ones of a window sum are the same for every tile.
+        return 1 if self.problem.kind == "sum" else loads(loops, WEIGHT_LOOPS)
+
+    def _price(
+        self,
+        tiling: ConvTiling,
+        form: ConvForm,
+        loops: list[TileLoop],
+        times: tuple[int, int, int],
+    ) -> None:
+        problem, hardware = self.problem, self.hardware
+        cost = NestCost()
+        part = {loop.name: loop.size / (loop.count * loop.step) for loop in loops}
+        counts = {loop.name: loop.count for loop in loops}
+        pixel_tiles = counts["n"] * counts["h"] * counts["w"]
+        channel_tiles = counts["g"] * counts["o"]
+        reductions = counts["k"] * counts["kr"] * counts["kc"]
+        tiles = pixel_tiles * channel_tiles * reductions
+        pixel_part = part["h"] * part["w"]
+        cost.mac = (
+            mac_cycles(hardware, form, tiling.rows, tiling.columns)
+            * tiles
+            * pixel_part
+            * part["k"]
+            * part["kr"]
+        )
+        cost.vector = (
+            drain_cycles(hardware, form, tiling.rows, tiling.columns)
+            * pixel_tiles
+            * channel_tiles
+            * pixel_part
+        )
+        rows, columns = tiling.in_extent(problem)
+        rows, columns = min(rows, problem.in_rows), min(columns, problem.in_columns)
+        channels = tiling.groups * tiling.in_channels
+        runs = _runs(rows, columns, channels, problem.in_columns, problem.in_channels)
+        size = rows * columns * channels * part["h"] * part["w"] * part["k"] * part["g"]
+        cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates)
+        weight_bytes = problem.weight_bytes(hardware, form) * part["o"] * part["g"]
+        cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
+        out_channels = tiling.groups * tiling.out_channels
+        runs = _runs(
+            tiling.rows, tiling.columns, out_channels, problem.out_columns, problem.out_channels
+        )
+        size = tiling.rows * tiling.columns * out_channels * pixel_part * part["o"] * part["g"]
+        cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates)
+        self.found.append((cost.cycles(tiles), cost.ddr_bytes, len(self.found), tiling))
+
+
+def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels: int) -> int:
+    """Return the contiguous runs of a box in a dense NHWC tensor."""
+    if channels < all_channels:
+        return rows * columns
+    return rows if columns < all_columns else 1
+
+
+@lru_cache(maxsize=4096)
+def choose_conv(hardware: Hardware, problem: ConvProblem) -> Choice | NoFit:
+    """Return the cheapest tiling that fits, or why there is none."""
+    if (problem.strides[1] * max(1, problem.in_channels)) > MAX_PIXEL_STRIDE * 4:
+        return NoFit((), 0, f"a horizontal stride of {problem.strides[1]} is too far for the chip")
+    search = _Search(hardware, problem)
+    search.run()
+    if not search.found:
+        if search.smallest is None:
+            return NoFit((), 0, "no tile keeps the limits of the instructions")
+        needed, tiling = search.smallest
+        return NoFit(
+            tuple(tiling.buffers(hardware, problem)), needed, "the smallest tile is too large"
+        )
+    ranked = sorted(search.found)
+    best = ranked[0]
+    # A runner-up that differs in slots only would tell the user nothing.
+    other = next((item for item in ranked if _shape(item[3]) != _shape(best[3])), None)
+    used = sum(b.slots * b.size_bytes for b in best[3].buffers(hardware, problem))
+    return Choice(
+        best[3],
+        best[0],
+        used,
+        other[3] if other else None,
+        other[0] if other else 0.0,
+        len(ranked),
+    )
+
+
+def _shape(tiling: ConvTiling) -> tuple[object, ...]:
+    return (
+        tiling.groups,
+        tiling.out_channels,
+        tiling.in_channels,
+        tiling.kernel,
+        tiling.rows,
+        tiling.columns,
+        tiling.weights_outer,
+    )

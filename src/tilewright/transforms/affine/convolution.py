@@ -1,0 +1,303 @@
+"""The nest of a convolution, matrix product or window sum with its requantisation and lookup.
+
+Each tile is loaded inside the innermost loop it changes with; loops of one iteration vanish::
+
+    affine.for %o, %h ... {            // output tile; the order is the tiler's
+      load weights, bias, mult, shift, input (filled with the zero point where it leaves the image)
+      linalg.fill 0 -> acc
+      affine.for %k ... {              // only if the reduction is split
+        conv ins(x, w) outs(acc)
+      }
+      requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y);  store y
+    }
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    IntegerAttr,
+    StringAttr,
+    i8,
+    i32,
+    i64,
+)
+from xdsl.dialects.linalg import GenericOp
+from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir.affine import AffineMap
+
+from tilewright.schedule.tiling import (
+    INPUT_LOOPS,
+    OUTPUT_LOOPS,
+    WEIGHT_LOOPS,
+    ConvProblem,
+    ConvTiling,
+)
+from tilewright.transforms.affine import bodies
+from tilewright.transforms.affine.index import Index
+from tilewright.transforms.affine.nest import ACCUMULATORS, Nest, View, dims, table, view_of
+from tilewright.transforms.affine.tiles import Span, load, store
+
+
+@dataclass(frozen=True)
+class ConvLayer:
+    """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o]."""
+
+    layer: str
+    problem: ConvProblem
+    tiling: ConvTiling
+    x: SSAValue
+    weights: SSAValue | None
+    parameters: tuple[SSAValue, SSAValue, SSAValue]
+    y: SSAValue
+    pads: tuple[int, int]
+    """Rows above and columns to the left of the image."""
+    zero: int
+    """What padding holds."""
+    reduce: GenericOp
+    """The linalg op of the reduction."""
+    requant: Callable[[], Region]
+    requant_attributes: dict[str, Attribute]
+    lut: GenericOp | None = None
+    lut_table: SSAValue | None = None
+    lut_layer: str = ""
+
+
+@dataclass
+class ConvNest:
+    """Emits the nest of one layer."""
+
+    nest: Nest
+    work: ConvLayer
+    at: dict[str, Index] = field(default_factory=dict[str, Index])
+    tiles: dict[str, View] = field(default_factory=dict[str, View])
+
+    def emit(self) -> None:
+        """Append the nest."""
+        loops = self.work.tiling.loops(self.work.problem)
+        self.at = {loop.name: Index(0) for loop in loops}
+        self.active = [loop for loop in loops if loop.count > 1]
+        self.nest.layer = self.work.layer
+        if self.work.lut_table is not None:
+            tile = self.nest.alloc([256], i8, "table", 1)
+            self.nest.copy(view_of(self.work.lut_table), tile)
+            self.tiles["table"] = tile
+        if self.work.problem.kind == "sum":
+            self.tiles["window"] = self.nest.alloc(
+                self.work.tiling.kernel, i8, "window", 1, ACCUMULATORS
+            )
+        self._level(0)
+
+    def _depth(self, names: tuple[str, ...]) -> int:
+        """Return how many loops are open where a tile that changes with `names` is filled."""
+        inside = [index for index, loop in enumerate(self.active) if loop.name in names]
+        return inside[-1] + 1 if inside else 0
+
+    def _level(self, depth: int) -> None:
+        if depth == self._depth(WEIGHT_LOOPS) and self.work.weights is not None:
+            self._load_weights()
+        if depth == self._depth(("g", "o")):
+            self._load_parameters()
+        if depth == self._depth(OUTPUT_LOOPS):
+            self._start()
+        if depth == self._depth(INPUT_LOOPS):
+            self._load_input()
+        if depth < len(self.active):
+            loop = self.active[depth]
+            with self.nest.loop(loop.size, loop.step) as index:
+                self.at[loop.name] = index
+                self._level(depth + 1)
+            self.at[loop.name] = Index(0)
+        else:
+            self._reduce()
+        if depth == self._depth(OUTPUT_LOOPS):
+            self._finish()
+
+    # Extents of the current tile
+
+    def _extent(self, name: str, size: int, step: int) -> Index:
+        return self.nest.minimum(step, Index(size) - self.at[name])
+
+    def _rows(self) -> Index:
+        return self._extent("h", self.work.problem.out_rows, self.work.tiling.rows)
+
+    def _columns(self) -> Index:
+        return self._extent("w", self.work.problem.out_columns, self.work.tiling.columns)
+
+    def _channels(self, output: bool) -> tuple[Index, Index]:
+        """Return first channel and channels of the tile."""
+        problem, tiling = self.work.problem, self.work.tiling
+        group = problem.group_out if output else problem.group_in
+        part = tiling.out_channels if output else tiling.in_channels
+        if tiling.groups > 1:
+            return self.at["g"] * group, self._extent("g", problem.group, tiling.groups) * group
+        name = "o" if output else "k"
+        return self.at["g"] * group + self.at[name], self._extent(name, group, part)
+
+    def _kernel(self) -> tuple[Index, Index]:
+        problem, tiling = self.work.problem, self.work.tiling
+        return (
+            self._extent("kr", problem.kernel[0], tiling.kernel[0]),
+            self._extent("kc", problem.kernel[1], tiling.kernel[1]),
+        )
+
+    # Loads
+
+    def _load_weights(self) -> None:
+        nest, problem, tiling = self.nest, self.work.problem, self.work.tiling
+        assert self.work.weights is not None
+        start, count = self._channels(output=True)
+        kernel = self._kernel()
+        if tiling.groups > 1:
+            first, depth = Index(0), Index(problem.group_in)
+        else:
+            first = self.at["k"]
+            depth = self._extent("k", problem.group_in, tiling.in_channels)
+        shape = [
+            tiling.groups * tiling.out_channels,
+            min(problem.group_in, tiling.in_channels),
+            *tiling.kernel,
+        ]
+        tile = nest.alloc(shape, i8, "weights", tiling.weight_slots)
+        used = nest.view(tile, [0] * 4, [count, depth, *kernel])
+        offsets = [start, first, self.at["kr"], self.at["kc"]]
+        nest.copy(nest.view(view_of(self.work.weights), offsets, used.sizes), used)
+        self.tiles["weights"] = used
+
+    def _load_parameters(self) -> None:
+        nest, tiling = self.nest, self.work.tiling
+        start, count = self._channels(output=True)
+        slots = tiling.parameter_slots(self.work.problem)
+        for role, source in zip(("bias", "mult", "shift"), self.work.parameters, strict=True):
+            whole = view_of(source)
+            size = tiling.groups * tiling.out_channels
+            tile = nest.alloc([size], whole.type.element_type, role, slots)
+            used = nest.view(tile, [0], [count])
+            nest.copy(nest.view(whole, [start], [count]), used)
+            self.tiles[role] = used
+
+    def _load_input(self) -> None:
+        nest, problem, tiling = self.nest, self.work.problem, self.work.tiling
+        spans: list[Span] = []
+        for axis, (outs, kernel, position, reduction) in enumerate(
+            zip(
+                (self._rows(), self._columns()),
+                self._kernel(),
+                ("h", "w"),
+                ("kr", "kc"),
+                strict=True,
+            )
+        ):
+            stride, dilation = problem.strides[axis], problem.dilations[axis]
+            before = self.work.pads[axis]
+            full = (problem.in_rows, problem.in_columns)[axis]
+            total = (problem.out_rows, problem.out_columns)[axis]
+            reach = (total - 1) * stride + (problem.kernel[axis] - 1) * dilation + 1 - before
+            spans.append(
+                Span(
+                    self.at[position] * stride + self.at[reduction] * dilation - before,
+                    (outs - 1) * stride + (kernel - 1) * dilation + 1,
+                    full,
+                    before > 0 or reach > full,
+                )
+            )
+        start, count = self._channels(output=False)
+        spans.append(Span(start, count, problem.in_channels))
+        shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
+        tile = nest.alloc(shape, i8, "input", tiling.input_slots)
+        self.tiles["input"] = load(
+            nest, view_of(self.work.x), [self.at["n"]], spans, tile, self.work.zero
+        )
+
+    # Compute
+
+    def _start(self) -> None:
+        nest, tiling = self.nest, self.work.tiling
+        _, count = self._channels(output=True)
+        sizes = [self._rows(), self._columns(), count]
+        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
+        tile = nest.alloc(shape, i32, "accumulator", 1, ACCUMULATORS)
+        used = nest.view(tile, [0] * 3, sizes)
+        nest.fill(0, i32, used)
+        self.tiles["acc"] = used
+
+    def _reduce(self) -> None:
+        problem, tiling = self.work.problem, self.work.tiling
+        (sy, sx), (dy, dx) = problem.strides, problem.dilations
+        diagonal = problem.diagonal and (tiling.groups > 1 or problem.kind == "sum")
+        space = dims(5 if diagonal else 6)
+        row, column, out, kr, kc = space[:5]
+        at = [row * sy + kr * dy, column * sx + kc * dx]
+        rank = len(space)
+        acc = (self.tiles["acc"], table(rank, [row, column, out]))
+        attributes: dict[str, Attribute] = {
+            "strides": _ints(problem.strides),
+            "dilations": _ints(problem.dilations),
+        }
+        if problem.kind == "sum":
+            window = self.tiles["window"]
+            attributes["kernel"] = _ints(tiling.kernel)
+            inputs = [
+                (self.tiles["input"], table(rank, [*at, out])),
+                (window, table(rank, [kr, kc])),
+            ]
+            body = bodies.plain(self.work.reduce)
+            self.nest.generic("sum", inputs, acc, body, attributes, 2)
+            return
+        attributes["group"] = IntegerAttr(tiling.groups, i64)
+        if tiling.groups > 1:
+            attributes["group_out"] = IntegerAttr(problem.group_out, i64)
+        if diagonal:
+            channel, weights = out, [out, 0, kr, kc]
+        elif tiling.groups > 1:
+            group = out // problem.group_out if problem.group_out > 1 else out
+            channel = group * problem.group_in + space[5]
+            weights = [out, space[5], kr, kc]
+        else:
+            channel, weights = space[5], [out, space[5], kr, kc]
+        inputs = [
+            (self.tiles["input"], table(rank, [*at, channel])),
+            (self.tiles["weights"], table(rank, weights)),
+        ]
+        body = bodies.plain(self.work.reduce)
+        self.nest.generic("conv", inputs, acc, body, attributes, rank - 3)
+
+    def _finish(self) -> None:
+        nest, work, tiling = self.nest, self.work, self.work.tiling
+        acc = self.tiles["acc"]
+        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
+        tile = nest.alloc(shape, i8, "output", tiling.output_slots)
+        used = nest.view(tile, [0] * 3, acc.sizes)
+        identity = AffineMap.identity(3)
+        along = table(3, [dims(3)[2]])
+        inputs = [
+            (acc, identity),
+            *((self.tiles[role], along) for role in ("bias", "mult", "shift")),
+        ]
+        nest.generic("requant", inputs, (used, identity), work.requant(), work.requant_attributes)
+        if work.lut is not None:
+            nest.layer = work.lut_layer
+            emit_lookup(nest, work.lut, used, self.tiles["table"], used)
+            nest.layer = work.layer
+        start, _ = self._channels(output=True)
+        starts = [self.at["h"], self.at["w"], start]
+        store(nest, used, view_of(work.y), [self.at["n"]], starts)
+
+
+def emit_lookup(nest: Nest, op: GenericOp, source: View, values: View, target: View) -> None:
+    """Append `lut ins(source, values) outs(target)`: the body reads the table by `memref.load`."""
+    rank = len(source.sizes)
+    body = bodies.load_from(bodies.reordered(op, [0, i8, 1]), values.value)
+    identity = AffineMap.identity(rank)
+    inputs = [(source, identity), (values, table(rank, [0]))]
+    nest.generic("lut", inputs, (target, identity), body, {})
+
+
+def _ints(values: tuple[int, int]) -> Attribute:
+    return ArrayAttr([IntegerAttr(value, i64) for value in values])
+
+
+__all__ = ["ConvLayer", "ConvNest", "StringAttr", "emit_lookup"]

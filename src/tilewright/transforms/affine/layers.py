@@ -1,0 +1,360 @@
+"""Rebuild one function of the chip on buffers, layer by layer."""
+
+from __future__ import annotations
+
+from math import prod
+
+import numpy as np
+from xdsl.dialects import func, tensor
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    IntegerType,
+    MemRefType,
+    StringAttr,
+    TensorType,
+)
+from xdsl.dialects.linalg import GenericOp
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.ir.context import CompileContext
+from tilewright.schedule.tiling import Choice, ConvProblem, ConvTiling, choose_conv
+from tilewright.spec.hardware import Hardware
+from tilewright.transforms.affine import bodies, moves, vector
+from tilewright.transforms.affine.convolution import ConvLayer, ConvNest
+from tilewright.transforms.affine.nest import Constants, Nest
+from tilewright.transforms.affine.segment import (
+    RESHAPES,
+    Buffers,
+    number,
+    numbers,
+    out_of_memory,
+    tensor_shape,
+    text,
+    values_of,
+)
+from tilewright.transforms.linalg.rounding import Output
+
+MAX_PADDING = 255
+"""Rows or columns of padding one DMA writes."""
+PARAMETERS = (("bias", np.int32), ("mult", np.int32), ("shift", np.int8))
+
+
+class Segment:
+    """The work on one `@tpu_k`."""
+
+    def __init__(self, context: CompileContext, target: Hardware, function: func.FuncOp) -> None:
+        self.context = context
+        self.target = target
+        self.function = function
+        self.added: list[str] = []
+        """Names of constants that became arguments: parameters of scalar requantisations, a value a channel."""
+        self._scalars: dict[GenericOp, tuple[SSAValue, SSAValue, SSAValue]] = {}
+        self._fused: set[Operation] = set()
+        self._returned: set[SSAValue] = set()
+
+    def build(self) -> func.FuncOp:
+        """Return the function on memrefs; the old one is left as it is.
+
+        Raises:
+            TilewrightError: a layer cannot be tiled for the target.
+        """
+        old = self.function.body.block
+        last = old.last_op
+        assert isinstance(last, func.ReturnOp)
+        results = list(last.arguments)
+        self._returned = set(results)
+        extra = self._scalar_parameters(old)
+        inputs = [_buffer(arg.type) for arg in old.args]
+        types = [*inputs, *extra, *(_buffer(value.type) for value in results)]
+        block = Block(arg_types=types)
+        nest = Nest(block, Constants(block))
+        buffers = Buffers(self.context, self.target, nest)
+        buffers.known.update(zip(old.args, block.args, strict=False))
+        added = iter(block.args[len(inputs) :])
+        for op in self._scalars:
+            self._scalars[op] = (next(added), next(added), next(added))
+        outputs = list(block.args[len(types) - len(results) :])
+        copies = self._bind(buffers, results, outputs)
+        for op in old.ops:
+            self._layer(buffers, op)
+        for value, output in copies:
+            moves.copy_whole(buffers, "output", buffers.of(value), output)
+        nest.layer = ""
+        block.add_op(func.ReturnOp())
+        new = func.FuncOp(self.function.sym_name.data, (types, []), Region(block))
+        new.attributes.update(self.function.attributes)
+        names = [*self._names("arg_names"), *self.added, *self._names("result_names")]
+        new.attributes["arg_names"] = ArrayAttr([StringAttr(name) for name in names])
+        return new
+
+    def _names(self, key: str) -> list[str]:
+        value = self.function.attributes[key]
+        assert isinstance(value, ArrayAttr)
+        return [item.data for item in value if isinstance(item, StringAttr)]
+
+    def _scalar_parameters(self, block: Block) -> list[Attribute]:
+        """Store the parameters of scalar requantisations as arrays, one value a channel, as the vector unit reads them."""
+        types: list[Attribute] = []
+        for op in block.ops:
+            if not isinstance(op, GenericOp) or text(op, "kind") != "requant" or len(op.inputs) > 1:
+                continue
+            channels = tensor_shape(op.results[0])[-1]
+            for key, kind in PARAMETERS:
+                values = np.full(channels, number(op, key), kind)
+                self.added.append(self.context.weights.add(f"{text(op, 'layer')}.{key}", values))
+                types.append(MemRefType(IntegerType(8 * values.itemsize), [channels]))
+            self._scalars[op] = (op.inputs[0], op.inputs[0], op.inputs[0])
+        return types
+
+    def _bind(
+        self, buffers: Buffers, results: list[SSAValue], outputs: list[SSAValue]
+    ) -> list[tuple[SSAValue, SSAValue]]:
+        """Let layers write straight into the function's results; returns what has to be copied."""
+        copies: list[tuple[SSAValue, SSAValue]] = []
+        for value, output in zip(results, outputs, strict=True):
+            base = value
+            while isinstance(base.owner, Operation) and _is_alias(base.owner):
+                base = base.owner.operands[0]
+            if not isinstance(base.owner, Operation) or base in buffers.bound:
+                copies.append((value, output))
+            else:
+                buffers.bound[base] = output
+        return copies
+
+    def _layer(self, buffers: Buffers, op: Operation) -> None:
+        buffers.nest.layer = text(op, "layer")
+        if op in self._fused or op.name in RESHAPES:
+            return
+        match op:
+            case tensor.PadOp():
+                if not self._absorbs(op):
+                    moves.lower_pad(buffers, op)
+            case tensor.InsertSliceOp():
+                if isinstance(op.dest.owner, tensor.EmptyOp):
+                    last = moves.insertion_target(op)
+                    producer = last.owner
+                    assert isinstance(producer, Operation)
+                    buffers.known[op.dest] = buffers.make(last, producer)
+                moves.lower_insert(buffers, op)
+            case tensor.ExtractSliceOp():
+                moves.lower_extract(buffers, op)
+            case GenericOp():
+                self._generic(buffers, op)
+            case _:
+                known = ("arith.constant", "tensor.empty", "linalg.fill", "func.return")
+                if op.name not in known:
+                    raise TilewrightError("E0402", f"the tiler does not know {op.name}")
+
+    def _generic(self, buffers: Buffers, op: GenericOp) -> None:
+        kind, layer = text(op, "kind"), text(op, "layer")
+        match kind:
+            case "conv" | "sum":
+                pass  # with its requantisation
+            case "requant":
+                self._requant(buffers, op)
+            case "eltwise":
+                vector.lower_eltwise(buffers, op)
+            case "lut":
+                vector.lower_lookup(buffers, op)
+            case "copy" if "perm" in op.attributes:
+                if vector.moves_nothing(op):
+                    shape = tensor_shape(op.results[0])
+                    source = buffers.of(op.inputs[0])
+                    buffers.known[op.results[0]] = buffers.nest.reshape(source, shape)
+                else:
+                    vector.lower_transpose(buffers, op)
+            case "copy":
+                vector.lower_rescale(buffers, op)
+            case "pool":
+                _need_nhwc(op)
+                source, pad = _unpadded(op.inputs[0])
+                vector.lower_pool(buffers, op, source, pad)
+            case "resize":
+                _need_nhwc(op)
+                vector.lower_resize(buffers, op)
+            case _:
+                what = {"matmul": "a product of two activations"}.get(kind, text(op, "role"))
+                raise TilewrightError(
+                    "E0402",
+                    f'layer "{layer}" cannot run on the chip',
+                    [f"there is no instruction for {what}"],
+                    "leave it to the host",
+                )
+
+    def _absorbs(self, op: tensor.PadOp) -> bool:
+        """Tell whether a padding belongs to the window operation that reads it."""
+        value: SSAValue = op.result
+        users = [use.operation for use in value.uses]
+        if len(users) == 1 and users[0].name == "tensor.expand_shape":
+            users = [use.operation for use in users[0].results[0].uses]
+        return (
+            len(users) == 1
+            and text(users[0], "kind") in ("conv", "sum", "pool")
+            and text(users[0], "layer") == text(op, "layer")
+        )
+
+    # Reductions
+
+    def _requant(self, buffers: Buffers, op: GenericOp) -> None:
+        acc = op.inputs[0]
+        if isinstance(acc.owner, tensor.CollapseShapeOp):
+            acc = acc.owner.operands[0]
+        reduce = acc.owner
+        assert isinstance(reduce, GenericOp)
+        layer = text(op, "layer")
+        rounding = text(op, "rounding")
+        if rounding != self.target.rounding:
+            raise TilewrightError(
+                "E0501",
+                f'layer "{layer}" was quantised for another chip',
+                [f"it rounds {rounding}; `{self.target.name}` rounds {self.target.rounding}"],
+            )
+        if text(reduce, "kind") not in ("conv", "sum"):
+            return self._generic_error(reduce)
+        result, lut = op.results[0], self._lookup_after(op)
+        if lut is not None:
+            self._fused.add(lut)
+            result = lut.results[0]
+        source, pad = _unpadded(reduce.inputs[0])
+        problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
+        tiling = self._choose(buffers, layer, problem)
+        parameters = self._scalars.get(op) or tuple(buffers.of(v) for v in op.inputs[1:4])
+        assert len(parameters) == 3
+        output = Output(number(op, "zp"), number(op, "lo"), number(op, "hi"), rounding)
+        producer = lut or op
+        low = values_of(pad.static_low) if pad is not None else (0, 0, 0, 0)
+        high = values_of(pad.static_high) if pad is not None else (0, 0, 0, 0)
+        if max(*low, *high) > MAX_PADDING:
+            raise TilewrightError(
+                "E0402",
+                f'layer "{layer}" cannot run on the chip',
+                [f"it is padded by {max(*low, *high)}; the chip pads {MAX_PADDING}"],
+            )
+        nest = buffers.nest
+        ConvNest(
+            nest,
+            ConvLayer(
+                layer,
+                problem,
+                tiling,
+                nest.reshape(buffers.of(source), x_shape),
+                weights(buffers) if text(reduce, "kind") == "conv" else None,
+                parameters,
+                nest.reshape(buffers.make(result, producer), y_shape),
+                (low[1], low[2]) if pad is not None else (0, 0),
+                moves.pad_value(pad) if pad is not None else 0,
+                reduce,
+                lambda: bodies.requantising(output),
+                {key: op.attributes[key] for key in ("zp", "lo", "hi")},
+                lut,
+                buffers.of(vector.table_of(lut)) if lut is not None else None,
+                text(lut, "layer") if lut is not None else "",
+            ),
+        ).emit()
+
+    def _generic_error(self, op: GenericOp) -> None:
+        raise TilewrightError(
+            "E0402",
+            f'layer "{text(op, "layer")}" cannot run on the chip',
+            [f"there is no instruction for a reduction of kind {text(op, 'kind')}"],
+            "leave it to the host",
+        )
+
+    def _lookup_after(self, op: GenericOp) -> GenericOp | None:
+        """Return the lookup to fuse: the only user of the result, which nobody else sees."""
+        value = op.results[0]
+        users = [use.operation for use in value.uses]
+        if value in self._returned or len(users) != 1:
+            return None
+        user = users[0]
+        if not isinstance(user, GenericOp) or text(user, "kind") != "lut":
+            return None
+        self.context.decide(
+            text(user, "layer"), "tile-and-bufferize", True, f"applied by {text(op, 'layer')}"
+        )
+        return user
+
+    def _problem(self, reduce: GenericOp, op: GenericOp, source: SSAValue, table: bool):
+        """Return sizes, shapes of x and y as [n, h, w, c], and how to get the weights as [o, i, kh, kw]."""
+        kind, y = text(reduce, "kind"), tensor_shape(op.results[0])
+        x = tensor_shape(source)
+        if kind == "conv" and text(reduce, "layout") == "rows":
+            rows = prod(x[:-1])
+            x, y = (1, 1, rows, x[-1]), (1, 1, rows, y[-1])
+        else:
+            _need_nhwc(reduce)
+        strides = _pair(numbers(reduce, "strides"))
+        dilations, group = (1, 1), y[3]
+        base = reduce.inputs[1]
+        if kind == "conv":
+            if isinstance(base.owner, tensor.ExpandShapeOp):
+                base = base.owner.operands[0]
+            shape = tensor_shape(base)
+            group = number(reduce, "group")
+            kernel = (shape[2], shape[3]) if len(shape) == 4 else (1, 1)
+            dilations = _pair(numbers(reduce, "dilations"))
+            shape = (*shape, 1, 1)[:4]
+        else:
+            kernel, shape = _pair(numbers(reduce, "kernel")), ()
+        problem = ConvProblem(
+            kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group, table
+        )
+        return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
+
+    def _choose(self, buffers: Buffers, layer: str, problem: ConvProblem) -> ConvTiling:
+        choice = choose_conv(self.target, problem)
+        if isinstance(choice, Choice):
+            other = choice.runner_up
+            buffers.decide(
+                layer,
+                choice.tiling.describe(problem),
+                choice.cycles,
+                choice.sram_bytes,
+                other.describe(problem) if other else "",
+                choice.runner_up_cycles,
+            )
+            return choice.tiling
+        if choice.buffers:
+            raise out_of_memory(layer, choice.buffers, choice.needed_bytes, self.target)
+        raise TilewrightError(
+            "E0402", f'layer "{layer}" cannot be mapped to `{self.target.name}`', [choice.reason]
+        )
+
+
+def _is_alias(op: Operation) -> bool:
+    if op.name in RESHAPES:
+        return True
+    return (
+        isinstance(op, GenericOp)
+        and text(op, "kind") == "copy"
+        and "perm" in op.attributes
+        and vector.moves_nothing(op)
+    )
+
+
+def _unpadded(value: SSAValue) -> tuple[SSAValue, tensor.PadOp | None]:
+    """Return the image a window operation reads, and its padding; grouping of channels is looked through."""
+    reader = text(next(iter(value.uses)).operation, "layer")
+    if isinstance(value.owner, tensor.ExpandShapeOp) and text(value.owner, "layer") == reader:
+        value = value.owner.operands[0]
+    if isinstance(value.owner, tensor.PadOp) and text(value.owner, "layer") == reader:
+        return value.owner.source, value.owner
+    return value, None
+
+
+def _need_nhwc(op: GenericOp) -> None:
+    if text(op, "layout") != "nhwc":
+        raise TilewrightError(
+            "E0403",
+            f'layer "{text(op, "layer")}" has layout {text(op, "layout")}; the chip stores nhwc',
+            hint="run top-assign-layout before quantisation",
+        )
+
+
+def _pair(values: tuple[int, ...]) -> tuple[int, int]:
+    return values[0], values[1]
+
+
+def _buffer(kind: Attribute) -> Attribute:
+    return MemRefType(kind.element_type, kind.get_shape()) if isinstance(kind, TensorType) else kind

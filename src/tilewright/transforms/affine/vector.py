@@ -1,0 +1,430 @@
+"""Layers of the vector unit: elementwise, rescaling, tables, transposition, maximum pooling, resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from xdsl.dialects import tensor
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, i8, i64
+from xdsl.dialects.linalg import GenericOp
+from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir.affine import AffineMap
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.schedule.box import (
+    BoxAxis,
+    BoxChoice,
+    BoxOperand,
+    BoxProblem,
+    BoxTiling,
+    choose_box,
+)
+from tilewright.spec.isa import BY_NAME
+from tilewright.transforms.affine import bodies
+from tilewright.transforms.affine.box import BoxNest, BoxTensor, Compute
+from tilewright.transforms.affine.convolution import emit_lookup
+from tilewright.transforms.affine.nest import ACCUMULATORS, View, dims, table, view_of
+from tilewright.transforms.affine.segment import (
+    Buffers,
+    number,
+    numbers,
+    out_of_memory,
+    tensor_shape,
+    text,
+    values_of,
+)
+
+POOL = BY_NAME["vec_pool"].field
+SCALARS = ("mult_a", "mult_b", "mult", "shift", "bias", "bias_shift", "za", "zb", "zp", "lo", "hi")
+FIXED = BoxAxis(-1)
+MAX_RANK = 4
+"""Dimensions of a DMA or a vector copy."""
+
+
+def choose(buffers: Buffers, layer: str, problem: BoxProblem) -> BoxTiling:
+    """Return the tiling of a layer and log it.
+
+    Raises:
+        TilewrightError: E0401, nothing fits.
+    """
+    choice = choose_box(buffers.hardware, problem)
+    if not isinstance(choice, BoxChoice):
+        raise out_of_memory(layer, choice.buffers, choice.needed_bytes, buffers.hardware)
+    other = choice.runner_up
+    buffers.decide(
+        layer,
+        f"tiles of {'x'.join(map(str, choice.tiling.tile))} of {'x'.join(map(str, problem.sizes))}",
+        choice.cycles,
+        choice.sram_bytes,
+        "x".join(map(str, other.tile)) if other else "",
+        choice.runner_up_cycles,
+    )
+    return choice.tiling
+
+
+def scalars(op: Operation) -> dict[str, Attribute]:
+    """Return the integer parameters of a linalg op for its tile-level op."""
+    return {key: op.attributes[key] for key in SCALARS if key in op.attributes}
+
+
+# Elementwise
+
+
+def merged_shape(
+    shape: tuple[int, ...], operands: Sequence[tuple[int, ...]], word: int
+) -> tuple[list[int], list[list[bool]]]:
+    """Merge the axes of a broadcast operation; returns sizes and, per operand, whether it spans each axis.
+
+    Neighbours that every operand walks alike become one axis; the last axis stays (its elements are a pixel's channels).
+    Without broadcasting the whole tensor is cut into rows of whole words where the channels are not.
+    """
+    padded = [(1,) * (len(shape) - len(item)) + item for item in operands]
+    if all(item == shape for item in padded):
+        total, channels = prod(shape), shape[-1] if shape else 1
+        if channels % word:
+            fit = [n for n in range(word, 4097, word) if total % n == 0]
+            channels = fit[-1] if fit else (total if total <= 4096 else channels)
+        return [total // channels, channels], [[True, True] for _ in operands]
+    sizes: list[int] = []
+    spans: list[list[bool]] = [[] for _ in operands]
+    for axis, size in enumerate(shape):
+        last = axis == len(shape) - 1
+        if size == 1 and not last:
+            continue
+        pattern = [item[axis] == size for item in padded]
+        if (
+            not last
+            and sizes
+            and all(span[-1] == own for span, own in zip(spans, pattern, strict=True))
+        ):
+            sizes[-1] *= size
+            continue
+        sizes.append(size)
+        for span, own in zip(spans, pattern, strict=True):
+            span.append(own)
+    if len(sizes) == 1:
+        return [1, *sizes], [[True, *span] for span in spans]
+    return sizes, spans
+
+
+def emit_elementwise(
+    buffers: Buffers,
+    op: GenericOp,
+    kind: str,
+    inputs: Sequence[SSAValue],
+    attributes: dict[str, Attribute],
+    values: SSAValue | None = None,
+) -> None:
+    """Append the nest of an operation that writes every element once; `values` is a lookup table."""
+    result = op.results[0]
+    shape = tensor_shape(result)
+    sizes, spans = merged_shape(
+        shape, [tensor_shape(value) for value in inputs], buffers.hardware.sram_word_bytes
+    )
+    cut = max(0, len(sizes) - 3)
+    outer, inner = sizes[:cut], sizes[cut:]
+    operands = [
+        BoxOperand(
+            role,
+            tuple(BoxAxis(axis) if own else FIXED for axis, own in enumerate(span[cut:])),
+            tuple(size if own else 1 for size, own in zip(inner, span[cut:], strict=True)),
+        )
+        for role, span in zip(
+            [*("input" for _ in inputs), "output"], [*spans, [True] * len(sizes)], strict=True
+        )
+    ]
+    problem = BoxProblem(
+        tuple(inner),
+        tuple(operands),
+        outer=prod(outer),
+        parameters=values is None,
+        table=values is not None,
+    )
+    layer = text(op, "layer")
+    tiling = choose(buffers, layer, problem)
+    sources = [
+        buffers.nest.reshape(
+            buffers.of(value), [size if own else 1 for size, own in zip(sizes, span, strict=True)]
+        )
+        for value, span in zip(inputs, spans, strict=True)
+    ]
+    target = buffers.nest.reshape(buffers.make(result, op), sizes)
+    loaded: dict[str, View] = {}
+
+    def prepare() -> None:
+        if values is not None:
+            tile = buffers.nest.alloc([256], i8, "table", 1)
+            buffers.nest.copy(view_of(buffers.of(values)), tile)
+            loaded["table"] = tile
+
+    def compute(tiles: list[View]) -> None:
+        if values is not None:
+            emit_lookup(buffers.nest, op, tiles[0], loaded["table"], tiles[1])
+            return
+        rank = len(inner)
+        space = dims(rank)
+        maps = [
+            table(rank, [space[axis] if own else 0 for axis, own in enumerate(span[cut:])])
+            for span in spans
+        ]
+        pairs = list(zip(tiles[:-1], maps, strict=True))
+        identity = AffineMap.identity(rank)
+        buffers.nest.generic(kind, pairs, (tiles[-1], identity), bodies.plain(op), attributes)
+
+    tensors = [
+        BoxTensor(value, operand)
+        for value, operand in zip([*sources, target], operands, strict=True)
+    ]
+    _run(buffers, layer, problem, tiling, tuple(outer), tensors, compute, prepare)
+
+
+def _run(
+    buffers: Buffers,
+    layer: str,
+    problem: BoxProblem,
+    tiling: BoxTiling,
+    outer: tuple[int, ...],
+    tensors: Sequence[BoxTensor],
+    compute: Compute,
+    prepare: object = None,
+) -> None:
+    nest = BoxNest(buffers.nest, layer, problem, tiling, outer, tensors, compute)
+    if callable(prepare):
+        nest.prepare = lambda: prepare() and None
+    nest.emit()
+
+
+def lower_eltwise(buffers: Buffers, op: GenericOp) -> None:
+    """Two operands, numpy broadcasting."""
+    attributes = scalars(op) | {"function": op.attributes["function"]}
+    emit_elementwise(buffers, op, "eltwise", list(op.inputs), attributes)
+
+
+def lower_rescale(buffers: Buffers, op: GenericOp) -> None:
+    """One operand, another scale."""
+    emit_elementwise(buffers, op, "copy", list(op.inputs), scalars(op))
+
+
+def table_of(op: GenericOp) -> SSAValue:
+    """Return the table a lookup extracts from."""
+    for inner in op.body.block.ops:
+        if isinstance(inner, tensor.ExtractOp):
+            return inner.tensor
+    raise TilewrightError("E0501", f'lookup "{text(op, "layer")}" reads no table')
+
+
+def lower_lookup(buffers: Buffers, op: GenericOp) -> None:
+    """A lookup that is not part of a requantisation."""
+    emit_elementwise(buffers, op, "lut", list(op.inputs), {}, table_of(op))
+
+
+# Transposition
+
+
+def merged_permutation(shape: tuple[int, ...], perm: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return sizes of the merged result axes and the permutation between merged axes.
+
+    Axes of size 1 go; result axes that are neighbours in the source too become one. A result of one axis means that nothing moves.
+    """
+    kept = [axis for axis in perm if shape[axis] != 1]
+    groups: list[list[int]] = []
+    for axis in kept:
+        before = groups[-1][-1] if groups else None
+        between = range(before + 1, axis) if before is not None else range(0)
+        if before is not None and before < axis and all(shape[k] == 1 for k in between):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    sizes = [prod(shape[axis] for axis in group) for group in groups]
+    order = sorted(range(len(groups)), key=lambda index: groups[index][0])
+    return sizes, [order.index(index) for index in range(len(groups))]
+
+
+def moves_nothing(op: GenericOp) -> bool:
+    """Tell whether a transposition is only another shape."""
+    sizes, _ = merged_permutation(tensor_shape(op.inputs[0]), numbers(op, "perm"))
+    return len(sizes) <= 1
+
+
+def lower_transpose(buffers: Buffers, op: GenericOp) -> None:
+    """Any permutation of at most four groups of axes.
+
+    Raises:
+        TilewrightError: E0402, more groups.
+    """
+    layer, source = text(op, "layer"), tensor_shape(op.inputs[0])
+    sizes, perm = merged_permutation(source, numbers(op, "perm"))
+    if len(sizes) > MAX_RANK:
+        raise TilewrightError(
+            "E0402",
+            f'transpose "{layer}" cannot run on the chip',
+            [f"it permutes {len(sizes)} separate axes; the chip moves {MAX_RANK}"],
+        )
+    rank = len(sizes)
+    # Source axis k is result axis at[k].
+    at = [perm.index(axis) for axis in range(rank)]
+    source_sizes = tuple(sizes[axis] for axis in at)
+    operands = (
+        BoxOperand("input", tuple(BoxAxis(axis) for axis in at), source_sizes),
+        BoxOperand("output", tuple(BoxAxis(axis) for axis in range(rank)), tuple(sizes)),
+    )
+    problem = BoxProblem(tuple(sizes), operands, element_wise=at[-1] != rank - 1)
+    tiling = choose(buffers, layer, problem)
+    x = buffers.nest.reshape(buffers.of(op.inputs[0]), source_sizes)
+    y = buffers.nest.reshape(buffers.make(op.results[0], op), sizes)
+    space = dims(rank)
+
+    def compute(tiles: list[View]) -> None:
+        reads = table(rank, [space[axis] for axis in at])
+        body = bodies.plain(op)
+        identity = AffineMap.identity(rank)
+        buffers.nest.generic("copy", [(tiles[0], reads)], (tiles[1], identity), body, {})
+
+    tensors = [BoxTensor(x, operands[0]), BoxTensor(y, operands[1])]
+    _run(buffers, layer, problem, tiling, (), tensors, compute)
+
+
+# Windows
+
+
+def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.PadOp | None) -> None:
+    """Maximum pooling of an NHWC image.
+
+    Raises:
+        TilewrightError: E0402, a window the chip cannot walk.
+    """
+    layer = text(op, "layer")
+    kernel, strides, dilations = (numbers(op, key) for key in ("kernel", "strides", "dilations"))
+    n, rows, columns, channels = tensor_shape(source)
+    _, out_rows, out_columns, _ = tensor_shape(op.results[0])
+    if max(kernel) > POOL["k_h"].high:
+        raise TilewrightError(
+            "E0402",
+            f'max_pool "{layer}" cannot run on the chip',
+            [f"its window is {kernel[0]} x {kernel[1]}; the chip walks {POOL['k_h'].high}"],
+        )
+    low = values_of(pad.static_low) if pad is not None else (0, 0, 0, 0)
+    reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
+    after = [
+        max(0, (outs - 1) * stride + window - before - full)
+        for outs, stride, window, before, full in zip(
+            (out_rows, out_columns), strides, reach, low[1:3], (rows, columns), strict=True
+        )
+    ]
+    operands = (
+        BoxOperand(
+            "input",
+            (BoxAxis(0, strides[0], reach[0]), BoxAxis(1, strides[1], reach[1]), BoxAxis(2)),
+            (rows, columns, channels),
+        ),
+        BoxOperand(
+            "output", (BoxAxis(0), BoxAxis(1), BoxAxis(2)), (out_rows, out_columns, channels)
+        ),
+    )
+    problem = BoxProblem(
+        (out_rows, out_columns, channels),
+        operands,
+        outer=n,
+        work=kernel[0] * kernel[1],
+        limits=(POOL["out_h"].high, POOL["out_w"].high, POOL["n0"].high),
+    )
+    tiling = choose(buffers, layer, problem)
+    x, y = buffers.of(source), buffers.make(op.results[0], op)
+    nest, windows = buffers.nest, list[View]()
+
+    def prepare() -> None:
+        windows.append(nest.alloc(kernel, i8, "window", 1, ACCUMULATORS))
+
+    def compute(tiles: list[View]) -> None:
+        space = dims(5)
+        at = [space[axis] * strides[axis] + space[3 + axis] * dilations[axis] for axis in (0, 1)]
+        nest.fill(-128, i8, tiles[1])
+        attributes: dict[str, Attribute] = {
+            "kernel": _ints(kernel),
+            "strides": _ints(strides),
+            "dilations": _ints(dilations),
+        }
+        inputs = [
+            (tiles[0], table(5, [*at, space[2]])),
+            (windows[0], table(5, [space[3], space[4]])),
+        ]
+        output = (tiles[1], table(5, space[:3]))
+        nest.generic("pool", inputs, output, bodies.plain(op), attributes, 2)
+
+    tensors = [
+        BoxTensor(x, operands[0], (low[1], low[2], 0), (after[0], after[1], 0), -128),
+        BoxTensor(y, operands[1]),
+    ]
+    _run(buffers, layer, problem, tiling, (n,), tensors, compute, prepare)
+
+
+def lower_resize(buffers: Buffers, op: GenericOp) -> None:
+    """Interpolation of an NHWC image; a tile holds all rows and columns of the source."""
+    layer = text(op, "layer")
+    source = table_of(op)
+    n, rows, columns, channels = tensor_shape(source)
+    _, out_rows, out_columns, _ = tensor_shape(op.results[0])
+    operands = (
+        BoxOperand(
+            "input",
+            (BoxAxis(-1, 1, rows), BoxAxis(-1, 1, columns), BoxAxis(2)),
+            (rows, columns, channels),
+        ),
+        BoxOperand("table_y", (BoxAxis(0), BoxAxis(-1, 1, 4)), (out_rows, 4), 2),
+        BoxOperand("table_x", (BoxAxis(1), BoxAxis(-1, 1, 4)), (out_columns, 4), 2),
+        BoxOperand(
+            "output", (BoxAxis(0), BoxAxis(1), BoxAxis(2)), (out_rows, out_columns, channels)
+        ),
+    )
+    problem = BoxProblem(
+        (out_rows, out_columns, channels),
+        operands,
+        outer=n,
+        order=(2, 0, 1),
+        work=4,
+        parameters=True,
+    )
+    tiling = choose(buffers, layer, problem)
+    values = [
+        buffers.of(source),
+        buffers.of(op.inputs[0]),
+        buffers.of(op.inputs[4]),
+        buffers.make(op.results[0], op),
+    ]
+
+    def compute(tiles: list[View]) -> None:
+        x, table_y, table_x, y = tiles
+        space = dims(3)
+        # The first three operands are the tensors; the other fields of the tables follow.
+        body = bodies.reordered(op, [i8, 0, 4, 1, 2, 3, 5, 6, 7, 8])
+        body = bodies.shift_axes(bodies.load_from(body, x.value, drop_leading=1), 1)
+        inputs = [
+            (x, table(3, [0, 0, space[2]])),
+            (table_y, table(3, [space[0], 0])),
+            (table_x, table(3, [space[1], 0])),
+            *((table_y, table(3, [space[0], item])) for item in (1, 2, 3)),
+            *((table_x, table(3, [space[1], item])) for item in (1, 2, 3)),
+        ]
+        buffers.nest.generic("resize", inputs, (y, AffineMap.identity(3)), body, scalars(op))
+
+    tensors = [BoxTensor(value, operand) for value, operand in zip(values, operands, strict=True)]
+    _run(buffers, layer, problem, tiling, (n,), tensors, compute)
+
+
+def _ints(values: Sequence[int]) -> Attribute:
+    return ArrayAttr([IntegerAttr(value, i64) for value in values])
+
+
+__all__ = [
+    "choose",
+    "lower_eltwise",
+    "lower_lookup",
+    "lower_pool",
+    "lower_rescale",
+    "lower_resize",
+    "lower_transpose",
+    "moves_nothing",
+    "number",
+    "table_of",
+]
