@@ -46,6 +46,8 @@ class Emitter:
         self.constants = constants
         self.program: list[Instr] = []
         self.layer = ""
+        self.written: dict[str, int] = {}
+        """Position in the program of the last store to every DDR tensor."""
         self.half = 0
         """Half of the M registers the next pushing `mac_conv` starts with."""
         self.blocks = max_parameter_blocks(hardware)
@@ -214,6 +216,7 @@ class Emitter:
                 }  # fmt: skip
                 self.add("dma_load", reads=[far_region], writes=[tile.region], **fields)
             else:
+                self.written[buffer.name] = len(self.program)
                 self.add("dma_store", reads=[tile.region], writes=[far_region], **fields)
 
     # -- registers of the vector unit -----------------------------------------------------------
@@ -279,10 +282,11 @@ class Emitter:
         register = self.hardware.vector_registers - table_registers(self.hardware)
         if self._table != key:
             self._table = key
-            instr = self.add("vec_table", reads=[tile.region], src=tile.address, v=register)
+            self.add("vec_table", reads=[tile.region], src=tile.address, v=register)
             if before is not None:
+                # Drains already written move up by one; they are not stored yet.
+                assert all(position < before for position in self.written.values())
                 self.program.insert(before, self.program.pop())
-                assert self.program[before] is instr
         return register
 
 

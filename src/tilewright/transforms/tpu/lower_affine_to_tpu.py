@@ -9,12 +9,14 @@ affine level"). After: `tpu.program @tpu_k`, and on the module
   are not alive together share bytes;
 - `sram_bytes = {layer = bytes}`.
 
+On each program `written = {tensor = index}`: the instruction after which the tensor is complete.
 Every instruction touches addresses only; the order between engines is derived from them
 (`synchronize`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,7 +49,6 @@ from tilewright.transforms.tpu.emitter import (
     ddr_argument,
 )
 from tilewright.transforms.tpu.evaluate import Evaluator, memory_space
-from tilewright.transforms.tpu.instruction import Instr
 from tilewright.transforms.tpu.nests import Nests, attr_str
 from tilewright.transforms.tpu.synchronize import synchronize
 from tilewright.transforms.tpu.views import DdrBuffer, View, whole
@@ -59,7 +60,7 @@ WORKSPACE_ALIGNMENT = 4096
 
 def workspace_base(constants_bytes: int) -> int:
     """Return the DDR address of the workspace: constants lie at 0, the workspace after them."""
-    return align(max(constants_bytes, 1), WORKSPACE_ALIGNMENT)
+    return align(constants_bytes, WORKSPACE_ALIGNMENT)
 
 
 @dataclass
@@ -76,8 +77,7 @@ class _Tensor:
 class LowerAffineToTpuPass(ModulePass):
     """Lower tiled functions to instructions.
 
-    Requires: the affine level. Ensures: one `tpu.program` a TPU segment; no functions on memrefs
-    remain.
+    Requires: the affine level. Ensures: one `tpu.program` a TPU segment, no function with a body.
     """
 
     name = "lower-affine-to-tpu"
@@ -135,7 +135,7 @@ class _Lowering:
             for view in (tensor.view, *tensor.views):
                 _buffer(view).offset = offsets[name]
         constants = ConstantSegment(self.hardware)
-        programs = [self._program(function, constants, total) for function in self.functions]
+        emitters = [self._program(function, constants, total) for function in self.functions]
         content = constants.content()
         base = workspace_base(content.size)
         if base + total > self.hardware.ddr_size:
@@ -148,9 +148,19 @@ class _Lowering:
                 ],
             )
         self.context.weights.set(CONSTANTS, content)
-        for function, program in zip(self.functions, programs, strict=True):
-            self._replace(function, program, base)
+        for function, emitter in zip(self.functions, emitters, strict=True):
+            self._replace(function, emitter, base)
         self._attributes(offsets, total)
+        # What is left is the host's part; its order and the programs' stays as a list of names.
+        rest = [item for item in self.module.body.block.ops if isinstance(item, func.FuncOp)]
+        for item in rest:
+            if item.sym_name.data == "main":
+                calls = [call for call in item.body.block.ops if isinstance(call, func.CallOp)]
+                self.module.attributes["steps"] = _strings(
+                    call.callee.string_value() for call in calls
+                )
+                item.detach()
+                item.erase(safe_erase=False)
 
     def _collect(self) -> None:
         """Find every DDR tensor and when it is alive; positions count the ops of all functions."""
@@ -201,22 +211,30 @@ class _Lowering:
 
     def _program(
         self, function: func.FuncOp, constants: ConstantSegment, workspace_bytes: int
-    ) -> list[Instr]:
+    ) -> Emitter:
         emitter = Emitter(self.hardware, self.context.weights, constants)
         Evaluator(emitter, function, self.nests[function], self.arguments[function]).run()
         synchronize(emitter.program, self.hardware, workspace_bytes)
-        return emitter.program
+        return emitter
 
-    def _replace(self, function: func.FuncOp, program: list[Instr], base: int) -> None:
+    def _replace(self, function: func.FuncOp, emitter: Emitter, base: int) -> None:
         prologue = [
             EncodedInstr("set_reg", {"rd": CONSTANTS_R, "value": 0}),
             EncodedInstr("set_reg", {"rd": WORKSPACE_R, "value": base}),
         ]
-        body = [EncodedInstr(instr.name, instr.fields, instr.layer) for instr in program]
+        body = [EncodedInstr(instr.name, instr.fields, instr.layer) for instr in emitter.program]
+        inputs = self._workspace_names(function, "arg_names")
+        outputs = self._workspace_names(function, "result_names")
         attributes = {
             "target": StringAttr(self.hardware.name),
-            "inputs": _workspace_names(function, "arg_names", self.context),
-            "outputs": _workspace_names(function, "result_names", self.context),
+            "inputs": _strings(name for name in inputs if name not in outputs),
+            "outputs": _strings(outputs),
+            "written": DictionaryAttr(
+                {
+                    name: IntegerAttr(position + len(prologue), i64)
+                    for name, position in emitter.written.items()
+                }
+            ),
         }
         new = ProgramOp.of(
             function.sym_name.data, [*prologue, *body, EncodedInstr("halt")], attributes
@@ -226,6 +244,9 @@ class _Lowering:
         block.insert_op_before(new, function)
         function.detach()
         function.erase(safe_erase=False)
+
+    def _workspace_names(self, function: func.FuncOp, key: str) -> list[str]:
+        return [name for name in _names(function, key) if name not in self.context.weights]
 
     def _attributes(self, offsets: dict[str, int], total: int) -> None:
         attributes = self.module.attributes
@@ -268,9 +289,8 @@ def _names(function: func.FuncOp, key: str) -> list[str]:
     return [item.data for item in value if isinstance(item, StringAttr)]
 
 
-def _workspace_names(function: func.FuncOp, key: str, context: CompileContext) -> ArrayAttr:
-    names = _names(function, key)
-    return ArrayAttr(StringAttr(name) for name in names if name not in context.weights)
+def _strings(items: Iterable[str]) -> ArrayAttr:
+    return ArrayAttr(StringAttr(item) for item in items)
 
 
 def _item_bytes(kind: MemRefType) -> int:
