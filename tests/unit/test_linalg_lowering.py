@@ -399,6 +399,10 @@ def test_host_segments_are_declared_and_called() -> None:
     assert set(actual) == {"q", "a", "b", "dq", "result0", "result1"}
     for name, value in expected.items():
         np.testing.assert_array_equal(actual[name], value, err_msg=name)
+    # Without a host of its own the interpreter runs the graphs that the declarations carry.
+    alone = run_linalg(module, graph.weights, {"x": x}, keep=True)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(alone[name], value, err_msg=name)
     refused = {item.layer: item.reason for item in context.decisions if not item.fired}
     assert refused == {
         "q": "quant.quantize runs on the host",

@@ -121,7 +121,7 @@ class Machine:
             self._bind(function.body.block.args, arguments)
             with np.errstate(all="ignore"):
                 results = self._block(function.body.block)
-            self._keep_buffers()
+            self._keep_buffers(function)
             return results
         finally:
             self._env, self._owned = outer, owned
@@ -209,10 +209,15 @@ class Machine:
         if isinstance(name, StringAttr) and isinstance(target.type, TensorType):
             self.kept[name.data] = self._env[target]
 
-    def _keep_buffers(self) -> None:
+    def _keep_buffers(self, function: func.FuncOp) -> None:
         """Copy the buffers that hold a layer's value, as they are when the function ends."""
         if not self.keep:
             return
+        results = set(strings(function.attributes.get("result_names")))
+        names = strings(function.attributes.get("arg_names"))
+        for name, argument in zip(names, function.body.block.args, strict=False):
+            if name in results and isinstance(argument.type, MemRefType):
+                self.kept[name] = self._env[argument].copy()
         for value, array in self._env.items():
             owner = value.owner
             if isinstance(owner, Operation) and isinstance(value.type, MemRefType):

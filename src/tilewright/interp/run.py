@@ -14,6 +14,7 @@ import numpy.typing as npt
 from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.dialects.func import FuncOp
 
+from tilewright.interp.host import HostGraphs
 from tilewright.interp.machine import HostFunction, Machine, strings, unwritten
 from tilewright.interp.scalars import dtype_of, fault
 from tilewright.ir.weights import WeightStore
@@ -40,13 +41,14 @@ def run_linalg(
         keep: also return every layer's value (ops with a `result` attribute; results of host
             functions).
         function: what to run; `main`, or else the only function with a body.
-        host: runs functions without a body, from name and arguments to results.
+        host: runs functions without a body, from name and arguments to results; by default
+            their `graph`.
 
     Raises:
         TilewrightError: E0501, the IR cannot be executed, an input is missing, or behaviour is
             undefined.
     """
-    machine = Machine(module, host, keep)
+    machine = Machine(module, host or HostGraphs(module, weights), keep)
     target = _entry(machine, function)
     arguments, outputs = list[Array](), dict[str, Array]()
     names = strings(target.attributes.get("arg_names"))

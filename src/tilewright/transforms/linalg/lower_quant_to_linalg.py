@@ -14,6 +14,7 @@ After, weights as arguments, names in `arg_names` and `result_names`::
     func.func private @host_2(tensor<..xi8>) -> tensor<..xf32>
     func.func @main(%x, %w, ...)        // calls the three in order
 
+A host function has no body here; its attribute `graph` holds the segment as the text of a module.
 The last op of each layer carries `result = "value name"`, so that every layer's value can be
 captured.
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from io import StringIO
 
 from xdsl.context import Context
 from xdsl.dialects import func
@@ -29,6 +31,7 @@ from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, 
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.core import BlockArgument, OpResult
 from xdsl.passes import ModulePass
+from xdsl.printer import Printer
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext, compile_context
@@ -260,11 +263,34 @@ class _Graph:
             function, [self.value_name(v) for v in inputs], [self.value_name(v) for v in outputs]
         )
         layers = [layer_name(op) for op in segment.ops]
+        function.attributes["graph"] = StringAttr(self._host_graph(segment, inputs, outputs))
         function.attributes["layers"] = ArrayAttr([StringAttr(layer) for layer in layers])
         for op, layer in zip(segment.ops, layers, strict=True):
             reason = text(op, "host", f"{op.name} runs on the host")
             self.ctx.decide(layer, self.name, False, reason, function=segment.function)
         return function
+
+    def _host_graph(
+        self, segment: _Segment, inputs: list[SSAValue], outputs: list[SSAValue]
+    ) -> str:
+        """Return the segment as the text of a module: upstream tools must not meet its dialects."""
+        block = Block(arg_types=[value.type for value in inputs])
+        mapped: dict[SSAValue, SSAValue] = dict(zip(inputs, block.args, strict=True))
+        for op in segment.ops:
+            for value in op.operands:
+                owner = value.owner
+                if isinstance(owner, Operation) and owner.name in CONSTANTS and value not in mapped:
+                    block.add_op(owner.clone(mapped))
+            block.add_op(op.clone(mapped))
+        block.add_op(func.ReturnOp(*(mapped[value] for value in outputs)))
+        kinds = ([value.type for value in inputs], [value.type for value in outputs])
+        main = func.FuncOp("main", kinds, Region(block))
+        self._name(
+            main, [self.value_name(v) for v in inputs], [self.value_name(v) for v in outputs]
+        )
+        stream = StringIO()
+        Printer(stream, print_generic_format=True).print_op(ModuleOp([main]))
+        return stream.getvalue()
 
     def _call_all(self, calls: list[_Call]) -> func.FuncOp:
         weights: dict[str, Attribute] = {}
