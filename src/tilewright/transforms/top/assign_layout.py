@@ -28,7 +28,7 @@ from xdsl.passes import ModulePass
 
 from tilewright.diagnostics import UsageError
 from tilewright.dialects import top
-from tilewright.runtime.top_to_onnx import boundary_names
+from tilewright.dialects.top.module import boundary_names
 from tilewright.transforms.top.graph import Graph, element_of, shape_of
 from tilewright.transforms.top.simplify_shapes import simplify
 

@@ -16,12 +16,12 @@ from xdsl.dialects.builtin import (
     StringAttr,
     TensorType,
 )
-from xdsl.dialects.func import FuncOp, ReturnOp
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, OpResult, SSAValue
 from xdsl.traits import is_side_effect_free
 
-from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
+from tilewright.dialects.top.module import main_function
 from tilewright.ir.context import compile_context
 from tilewright.ir.weights import Array
 
@@ -60,10 +60,7 @@ class Graph:
         self.ctx = compile_context(ctx)
         self.weights = self.ctx.weights
         self.stage = stage
-        found = [op for op in module.ops if isinstance(op, FuncOp) and op.sym_name.data == "main"]
-        if not found:
-            raise TilewrightError("E0501", "the module has no function @main")
-        self.function = found[0]
+        self.function = main_function(module)
         self.block: Block = self.function.body.block
         self._names = {
             op.layer_name
