@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from xdsl.dialects import memref, tensor
 from xdsl.dialects.builtin import i8
-from xdsl.dialects.linalg import GenericOp
+from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Region, SSAValue
 
 from tilewright.transforms.linalg.emit import Body
@@ -54,7 +54,7 @@ def load_from(region: Region, buffer: SSAValue, drop_leading: int = 0) -> Region
 def shift_axes(region: Region, by: int) -> Region:
     """Renumber `linalg.index`: tiles lack the first `by` axes."""
     from xdsl.dialects.builtin import IntegerAttr, i64
-    from xdsl.dialects.linalg import IndexOp
+    from xdsl.dialects.linalg.ops import IndexOp
 
     for op in region.block.ops:
         if isinstance(op, IndexOp):
@@ -65,7 +65,7 @@ def shift_axes(region: Region, by: int) -> Region:
 def requantising(output: Output) -> Region:
     """Return the per-channel requantisation `(acc, bias, mult, shift, _) -> i8`."""
     from xdsl.dialects.builtin import i32
-    from xdsl.dialects.linalg import YieldOp
+    from xdsl.dialects.linalg.ops import YieldOp
     from xdsl.ir import Block
 
     block = Block(arg_types=[i32, i32, i32, i8, i8])

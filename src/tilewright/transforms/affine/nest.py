@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from xdsl.dialects import affine, arith, linalg, memref
+from xdsl.dialects import affine, arith, memref
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     AffineMapAttr,
@@ -25,6 +25,8 @@ from xdsl.dialects.builtin import (
     i32,
     i64,
 )
+from xdsl.dialects.linalg.attrs import IteratorTypeAttr
+from xdsl.dialects.linalg.ops import FillOp, GenericOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
@@ -262,7 +264,7 @@ class Nest:
     def fill(self, value: int, element: IntegerType, target: View) -> None:
         """Write `value` everywhere."""
         constant = self.constants.get(value, element)
-        self.add(linalg.FillOp([constant], [target.value], []))
+        self.add(FillOp([constant], [target.value], []))
 
     def generic(
         self,
@@ -277,12 +279,12 @@ class Nest:
         maps = [*(table for _, table in inputs), output[1]]
         rank = output[1].num_dims
         iterators = [
-            linalg.IteratorTypeAttr.parallel()
+            IteratorTypeAttr.parallel()
             if axis < rank - reductions
-            else linalg.IteratorTypeAttr.reduction()
+            else IteratorTypeAttr.reduction()
             for axis in range(rank)
         ]
-        op = linalg.GenericOp(
+        op = GenericOp(
             [view.value for view, _ in inputs],
             [output[0].value],
             body,
