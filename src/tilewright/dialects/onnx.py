@@ -15,10 +15,11 @@ that come from a function of another opset than the module's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -337,8 +338,8 @@ def decode_attribute(
         case WeightAttr():
             return attribute.store_name.data
         case DenseArrayBase():
-            values: Any = attribute.get_values()
-            return list(values)
+            untyped: Any = attribute
+            return list(untyped.get_values())
         case ArrayAttr():
             floats = [item.value.data for item in attribute if isinstance(item, FloatAttr)]
             return floats or _strings(attribute)
@@ -382,6 +383,14 @@ def _all_op_types() -> list[str]:
     return sorted(names)
 
 
-def dialect() -> Dialect:
-    """Return the dialect with a class for every operator ONNX knows (use as a lazy factory)."""
-    return Dialect("onnx", [NoneOp, CustomOp, *map(onnx_op, _all_op_types())], [WeightAttr])
+class OnnxDialect(Dialect):
+    """The dialect; its classes, one for every operator ONNX knows, are made when it is loaded."""
+
+    @property
+    @override
+    def operations(self) -> Iterator[type[Operation]]:
+        """All operation classes."""
+        return iter([NoneOp, CustomOp, *map(onnx_op, _all_op_types())])
+
+
+Onnx = OnnxDialect("onnx", [], [WeightAttr])

@@ -1,4 +1,4 @@
-"""What becomes of each operator: the table behind refusals and `docs/reference/operators.md`.
+"""What becomes of each operator: the table behind refusals and `docs/reference/ops.md`.
 
 Two tables. `TOP_OPS` says where each op of the `top` dialect runs. `ONNX_OPS` says how each ONNX
 operator reaches `top`; its status follows from both, so the two cannot disagree.
@@ -6,6 +6,7 @@ operator reaches `top`; its status follows from both, so the two cannot disagree
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -170,6 +171,13 @@ ONNX_OPS: dict[str, OnnxSupport] = {
         """,
         "composed",
     ),
+    **_same(
+        """
+        RNN=linear+add+tanh GRU=linear+add+mul+sub+sigmoid+tanh
+        LSTM=linear+add+mul+sigmoid+tanh
+        """,
+        "composed",
+    ),
     **_same("Constant= Shape= Size= If=", "folded"),
     **_same(
         """
@@ -189,7 +197,6 @@ ONNX_OPS: dict[str, OnnxSupport] = {
     ),
     **_refused("the size of its result depends on the data", "NonZero Unique NonMaxSuppression"),
     **_refused("loops are not compiled", "Loop Scan SequenceMap"),
-    **_refused("recurrent networks are not supported yet", "LSTM GRU RNN"),
     **_refused(
         "it works on sequences or optional values, which a chip cannot hold",
         """
@@ -274,3 +281,25 @@ def importable(domain: str, op_type: str) -> str:
     if domain or row.how in ("refused", "folded"):
         return row.reason or "its operands are not known at compile time"
     return "direct"
+
+
+def reference_parts(
+    table: Callable[[Sequence[str], Iterable[Sequence[object]]], str],
+) -> list[str]:
+    """Return the parts of `docs/reference/ops.md`; `table` formats a table from head and rows."""
+    onnx_rows = [
+        (name, row.status, ", ".join(f"`top.{op}`" for op in row.top), row.reason)
+        for name, row in sorted(ONNX_OPS.items())
+    ]
+    top_rows = [
+        (f"`top.{name}`", row.place, row.reason) for name, row in sorted(TOP_OPS.items())
+    ]
+    return [
+        "direct: one operation of `top`. composed: several, or the body ONNX defines for it. "
+        "host: at least one part runs in float on the host. folded: computed at compile time. "
+        "refused: the compiler says so, and names every such node of the model.",
+        "## ONNX operators",
+        table(("operator", "status", "becomes", "remark"), onnx_rows),
+        "## Where operations of `top` run",
+        table(("operation", "runs on", "remark"), top_rows),
+    ]

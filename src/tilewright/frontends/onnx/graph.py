@@ -34,7 +34,7 @@ The rest is left to the graph passes.
 """
 INDEX_FOLD_LIMIT = 1 << 22
 """The same for integers and booleans, which shape arithmetic is made of."""
-MAX_NODES = 1_000_000
+MAX_NODES = 200_000
 MAX_DEPTH = 64
 ABSENT = Value("")
 

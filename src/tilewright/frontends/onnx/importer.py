@@ -85,6 +85,8 @@ def _import(
             raise malformed(f"nothing gives the graph output {info.name!r}")
         if value.pending is not None:
             raise value.pending
+        if any(name == info.name for name, _ in outputs):
+            raise malformed(f"the graph output {info.name!r} is listed twice")
         outputs.append((info.name, value))
     if not outputs:
         raise malformed("the graph has no outputs")
@@ -213,7 +215,7 @@ def _refuse_unsupported(records: list[Record], outputs: list[tuple[str, Value]])
                 + ", ".join(f'"{n}"' for n in names)
                 for (domain, op_type, reason), names in sorted(found.items())
             ],
-            "docs/reference/operators.md lists what is supported",
+            "docs/reference/ops.md lists what is supported",
         )
 
 

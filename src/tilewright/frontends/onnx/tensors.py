@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 MAX_ELEMENTS = 1 << 34
 """More elements in one tensor than any chip's memory holds: a malformed or hostile file."""
 
-MAX_DENSIFIED_BYTES = 1 << 30
+MAX_DENSIFIED_BYTES = 1 << 28
 """Largest dense form of a sparse initialiser that is made."""
 
 

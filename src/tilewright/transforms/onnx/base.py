@@ -25,6 +25,9 @@ Rule: TypeAlias = Callable[["Node"], "Sequence[SSAValue | None] | SSAValue"]
 RULES: dict[str, Rule] = {}
 """The rule for each operator of the default domain."""
 
+MAX_MADE_ELEMENTS = 1 << 27
+"""Largest constant a rule may make: a small file must not fill the memory."""
+
 Default = TypeVar("Default")
 
 
@@ -188,6 +191,15 @@ class Node:
             raise RefusedError(f"attribute {key!r} must be a list of floats")
         return [float(item) for item in value]
 
+    def strings(self, key: str) -> list[str] | None:
+        """Return a list of strings; None if it is absent."""
+        value = self._read(key, None)
+        if value is None:
+            return None
+        if not isinstance(value, list):
+            raise RefusedError(f"attribute {key!r} must be a list of strings")
+        return [str(item) for item in value]
+
     def tensor(self, key: str) -> Array | None:
         """Return a tensor attribute; None if it is absent."""
         attribute = self._attributes.get(key)
@@ -266,7 +278,13 @@ class Node:
         return op.results
 
     def weight(self, array: Array, label: str) -> SSAValue:
-        """Store a constant of our own making and return it."""
+        """Store a constant of our own making and return it.
+
+        Raises:
+            RefusedError: it is larger than any such constant needs to be.
+        """
+        if array.size > MAX_MADE_ELEMENTS:
+            raise RefusedError(f"it needs a constant of {array.size} elements")
         stored = self.ctx.weights.add(f"{self.name}/{label}", array)
         op = top.WeightOp.create(
             attributes={"name": StringAttr(stored)},

@@ -11,6 +11,7 @@ from xdsl.ir import Attribute, SSAValue
 from tilewright.dialects import top
 from tilewright.dialects.top.base import element_type
 from tilewright.transforms.onnx.base import (
+    MAX_MADE_ELEMENTS,
     Node,
     RefusedError,
     UnknownOperandError,
@@ -285,6 +286,8 @@ def _trilu(node: Node) -> SSAValue:
     shape = shape_of(x)
     k = int(node.needs_constant(1, "the diagonal").reshape(())) if node.given(1) else 0
     triangle = np.triu if node.integer("upper", 1) else np.tril
+    if np.prod(shape[-2:], dtype=object) > MAX_MADE_ELEMENTS:
+        raise RefusedError(f"it needs a mask of shape {list(shape[-2:])}")
     mask = node.weight(triangle(np.ones(shape[-2:], np.bool_), k), "mask")
     return node.emit("where", [mask, x, node.scalar(0, x, "zero")])
 

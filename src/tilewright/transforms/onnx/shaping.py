@@ -11,6 +11,7 @@ from xdsl.ir import SSAValue
 from tilewright.dialects import top
 from tilewright.dialects.top.base import element_type
 from tilewright.transforms.onnx.base import (
+    MAX_MADE_ELEMENTS,
     Node,
     RefusedError,
     axis_of,
@@ -239,6 +240,8 @@ def _eye_like(node: Node) -> SSAValue:
     node.settled(0)
     result = node.result_type()
     rows, columns = result.get_shape()
+    if rows * columns > MAX_MADE_ELEMENTS:
+        raise RefusedError(f"it needs a constant of shape {[rows, columns]}")
     dtype = top.numpy_dtype(result.get_element_type())
     return node.weight(np.eye(rows, columns, node.integer("k", 0), dtype), "value")
 

@@ -444,6 +444,8 @@ def _resize(node: Node) -> SSAValue:
         "extrapolation_value": node.number("extrapolation_value", 0.0),
         "antialias": bool(node.integer("antialias", 0)),
     }
+    if attributes["antialias"] and mode == "cubic" and attributes["cubic_coeff_a"] != -0.75:
+        raise RefusedError("`antialias` with a `cubic_coeff_a` other than -0.75 is not supported")
     roi = node.constant(1)
     if coordinate == "tf_crop_and_resize":
         if roi is None or roi.size != 2 * len(axes):
