@@ -25,8 +25,11 @@ Array = npt.NDArray[Any]
 class HostGraphs:
     """Runs the host functions of one module; each is parsed when it is first called."""
 
-    def __init__(self, module: ModuleOp, weights: WeightStore) -> None:
+    def __init__(self, module: ModuleOp, weights: WeightStore, keep: bool = False) -> None:
         self.weights = weights
+        self.keep = keep
+        self.layers: dict[str, Array] = {}
+        """With `keep`, the values of the layers inside the host functions run so far."""
         self.graphs = {
             op.sym_name.data: graph.data
             for op in module.body.block.ops
@@ -44,7 +47,12 @@ class HostGraphs:
         session = self._sessions.get(name)
         if session is None:
             session = self._sessions[name] = self._session(name)
-        outputs = session.run(dict(zip(session.inputs, arguments, strict=True)))
+        inputs = dict(zip(session.inputs, arguments, strict=True))
+        if self.keep:
+            outputs, layers = session.run_layers(inputs)
+            self.layers.update(layers)
+        else:
+            outputs = session.run(inputs)
         return [outputs[key] for key in session.outputs]
 
     def _session(self, name: str) -> QuantSession:

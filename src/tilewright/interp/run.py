@@ -48,7 +48,8 @@ def run_linalg(
         TilewrightError: E0501, the IR cannot be executed, an input is missing, or behaviour is
             undefined.
     """
-    machine = Machine(module, host or HostGraphs(module, weights), keep)
+    graphs = HostGraphs(module, weights, keep)
+    machine = Machine(module, host or graphs, keep)
     target = _entry(machine, function)
     arguments, outputs = list[Array](), dict[str, Array]()
     names = strings(target.attributes.get("arg_names"))
@@ -70,7 +71,7 @@ def run_linalg(
     returned = [name for name in result_names if name not in outputs]
     if len(returned) != len(results):
         raise fault(f"@{target.sym_name.data}: result_names does not name every result")
-    return {**machine.kept, **outputs, **dict(zip(returned, results, strict=True))}
+    return {**graphs.layers, **machine.kept, **outputs, **dict(zip(returned, results, strict=True))}
 
 
 def run_affine(

@@ -61,6 +61,9 @@ LOWERINGS: dict[str, Lowering] = {
 }
 """One builder for each op that a TPU segment may hold."""
 
+DROPPED = ("onnx.", "tilewright.calibration")
+"""Module attributes of higher levels; upstream tools refuse attributes of unknown dialects."""
+
 CONSTANTS = ("top.weight", "top.none")
 
 
@@ -98,6 +101,8 @@ class LowerQuantToLinalgPass(ModulePass):
             return
         graph = _Graph(compile_context(ctx), main)
         functions = graph.lower()
+        for key in [key for key in op.attributes if key.startswith(DROPPED)]:
+            del op.attributes[key]
         main.detach()
         main.erase(safe_erase=False)
         op.body.block.add_ops(functions)
