@@ -48,8 +48,8 @@ def errors() -> str:
         "Errors",
         "`tilewright/diagnostics.py`",
         "A message begins with `error[CODE]:`, then says what and where, the legal values and, "
-        "where there is one, a hint. Exit codes: 1 the input is wrong, 2 the command line is wrong, "
-        "70 a fault of tilewright.",
+        "where there is one, a hint. Exit codes: 1 the input is wrong, 2 the command line is "
+        "wrong, 70 a fault of tilewright.",
         table(("code", "meaning"), sorted(CODES.items())),
     )
 

@@ -21,6 +21,7 @@ def atomic_output(path: Path) -> Generator[Path]:
         TilewrightError: E0701 when the folder or file cannot be written.
     """
     path = Path(path)
+    _refuse_special(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
         os.close(handle)
@@ -49,12 +50,19 @@ def check_writable(path: Path) -> None:
     path = Path(path)
     if path.is_dir():
         raise TilewrightError("E0701", f"cannot write `{path}`", ["it is a folder"])
+    _refuse_special(path)
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent)
     except OSError as error:
         raise _unwritable(path, error) from error
     os.close(handle)
     Path(name).unlink()
+
+
+def _refuse_special(path: Path) -> None:
+    """Refuse devices and pipes: root may rename over `/dev/null`, which breaks the machine."""
+    if path.exists() and not path.is_file():
+        raise TilewrightError("E0701", f"cannot write `{path}`", ["it is not an ordinary file"])
 
 
 def _unwritable(path: Path, error: OSError) -> TilewrightError:

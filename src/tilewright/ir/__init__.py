@@ -1,0 +1,1 @@
+"""What every level shares: context, weight store, files, the numeric check of passes."""

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from importlib import import_module
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TYPE_CHECKING
+
+from typing_extensions import override
 
 from tilewright.diagnostics import TilewrightError
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Dialect, Operation
+    from xdsl.parser import Parser
 
     from tilewright.ir.context import CompileContext
     from tilewright.ir.weights import WeightStore
@@ -27,7 +31,7 @@ WEIGHTS_ATTRIBUTE = "tilewright.weights"
 """Module attribute that names the weights file, relative to the module's."""
 
 TARGET_ATTRIBUTE = "tilewright.target"
-"""Module attribute: the chip the module is made for, a shipped target's name or a whole YAML text."""
+"""Module attribute: the chip the module is made for, a shipped target's name or a YAML text."""
 
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 """Largest module text that is read; weights are not text, so real ones have a few megabytes."""
@@ -100,7 +104,6 @@ def parse_text(text: str, context: CompileContext, source: str = "input") -> Mod
     Raises:
         TilewrightError: E0501, with line and column, or with the op that does not verify.
     """
-    from xdsl.parser import Parser
     from xdsl.utils.exceptions import (
         DiagnosticException,
         ParseError,
@@ -108,7 +111,7 @@ def parse_text(text: str, context: CompileContext, source: str = "input") -> Mod
     )
 
     try:
-        module = Parser(context, text, source).parse_module()
+        module = _parser(context, text, source).parse_module()
     except ParseError as error:
         line, column = _position(error.span.start, text)
         raise TilewrightError(
@@ -127,6 +130,40 @@ def parse_text(text: str, context: CompileContext, source: str = "input") -> Mod
     return module
 
 
+def _parser(context: CompileContext, text: str, source: str) -> Parser:
+    """Return xDSL's parser with two faults of its 0.75 lexer mended.
+
+    It repeats a repetition in its expression for strings: a quote that is not closed takes time
+    exponential in what follows it on the line, and a damaged file would hang the compiler. And it
+    takes a literal with escapes for bytes unless it is ASCII: a node name like "é", which is
+    printed with escapes, would not come back as the string that it was.
+    """
+    from xdsl.parser import Parser
+    from xdsl.utils.lexer import Input, Token
+    from xdsl.utils.mlir_lexer import MLIRLexer, MLIRTokenKind, StringLiteral
+
+    class Lexer(MLIRLexer):
+        _unescaped_characters_regex = re.compile(
+            r'"(?:[^"\\\n\v\f]|\\(?:["nt\\]|[0-9A-Fa-f]{2}))*"'
+        )
+
+        @override
+        def _lex_string_literal(self, start_pos: int) -> Token[MLIRTokenKind, str]:
+            token = super()._lex_string_literal(start_pos)
+            if token.kind is MLIRTokenKind.BYTES_LIT:
+                literal = StringLiteral(token.span.start, token.span.end, token.span.input)
+                with contextlib.suppress(UnicodeDecodeError):
+                    literal.bytes_contents.decode("utf-8")
+                    return Token(MLIRTokenKind.STRING_LIT, literal)
+            return token
+
+    parser = Parser(context, "", source)
+    state = parser._parser_state
+    state.lexer = Lexer(Input(text, source))
+    state.current_token = state.lexer.lex()
+    return parser
+
+
 def verify(module: ModuleOp, source: str = "module") -> None:
     """Verify `module`.
 
@@ -143,6 +180,9 @@ def verify(module: ModuleOp, source: str = "module") -> None:
         raise TilewrightError(
             "E0501", f"{source}: {lines[-1].strip(' ^|') if lines else error}", lines[-8:-1]
         ) from error
+    except KeyError as error:
+        # Some of xDSL's verifiers read a property before its presence is checked.
+        raise TilewrightError("E0501", f"{source}: an operation lacks {error}") from error
     except RecursionError as error:
         raise TilewrightError("E0501", f"{source}: nested too deeply") from error
 
@@ -200,7 +240,7 @@ def read_module(
     weights = module.attributes.get(WEIGHTS_ATTRIBUTE)
     if weights is not None:
         context.weights = _open_weights(path, weights)
-    check_weights(module, context.weights, str(path))
+        check_weights(module, context.weights, str(path))
     return module, context
 
 
@@ -315,6 +355,8 @@ def write_module(
 ) -> None:
     """Write `path` and, if there are weights, the safetensors file beside it; sets the attribute.
 
+    A device or pipe (`/dev/null`, `/dev/stdout`) gets the text only.
+
     Raises:
         TilewrightError: E0701; what stood there before is still there.
     """
@@ -329,6 +371,9 @@ def write_module(
     else:
         module.attributes.pop(WEIGHTS_ATTRIBUTE, None)
     text = print_module(module, generic=generic)
+    if is_special(path):
+        write_atomically(path, text.encode())
+        return
     with _scratch(path) as scratch:
         scratch.write_text(text, "utf-8")
         if len(store):
@@ -337,24 +382,42 @@ def write_module(
             except (OSError, SafetensorError) as error:
                 beside.with_name(beside.name + ".partial").unlink(missing_ok=True)
                 raise TilewrightError("E0701", f"cannot write `{beside}`", [str(error)]) from error
-        scratch.replace(path)
+        scratch.replace(path.resolve())
+
+
+def is_special(path: Path) -> bool:
+    """Return whether `path` is there and not a file: a device, a pipe, a folder."""
+    return path.exists() and not path.is_file()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write `data` to `path` so that it is there wholly or not at all.
 
+    Symbolic links are followed. A device or pipe is written to: renaming would replace it, and
+    root may rename over `/dev/null`.
+
     Raises:
         TilewrightError: E0701.
     """
+    if is_special(path):
+        try:
+            with path.open("wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise TilewrightError(
+                "E0701", f"cannot write `{path}`", [error.strerror or str(error)]
+            ) from error
+        return
     with _scratch(path) as scratch:
         scratch.write_bytes(data)
-        scratch.replace(path)
+        scratch.replace(path.resolve())
 
 
 @contextlib.contextmanager
 def _scratch(path: Path):
     """Yield a path beside `path`; it is gone afterwards unless it was renamed."""
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    real = path.resolve()
+    scratch = real.with_name(f".{real.name}.{os.getpid()}.partial")
     try:
         yield scratch
     except OSError as error:

@@ -1,7 +1,8 @@
 """The weight store: constants of a module, by name, outside the IR.
 
-Weights in IR text cost gigabytes and minutes, so a module only *names* them (`top.weight {name = "conv1.w"}`) and the arrays live
-here: new ones in memory, loaded ones memory-mapped from a safetensors file and read when asked for.
+Weights in IR text cost gigabytes and minutes, so a module only *names* them
+(`top.weight {name = "conv1.w"}`) and the arrays live here: new ones in memory, loaded ones
+memory-mapped from a safetensors file and read when asked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.diagnostics import TilewrightError
+
 Array = npt.NDArray[Any]
+
+
+class MissingWeightError(TilewrightError, KeyError):
+    """A module names a constant that the store does not have."""
 
 
 class WeightStore:
@@ -36,7 +43,7 @@ class WeightStore:
         return len({*self._arrays, *self._lazy})
 
     def add(self, name: str, array: Array) -> str:
-        """Store `array` under `name`, or under `name#1`, `name#2`... if taken; return the name used."""
+        """Store `array` under `name`, or `name#1`, `name#2`... if taken; return the name used."""
         unique, count = name, 0
         while unique in self:
             count += 1
@@ -58,10 +65,16 @@ class WeightStore:
         """Return the array called `name` (read-only).
 
         Raises:
-            KeyError: no such constant.
+            MissingWeightError: no such constant.
         """
         if name in self._arrays:
             return self._arrays[name]
+        if name not in self._lazy:
+            raise MissingWeightError(
+                "E0501",
+                f"constant {name!r} is not in the weight store",
+                hint="a module names its weights file in the attribute `tilewright.weights`",
+            )
         array: Array = self._lazy[name].get_tensor(name)
         array.flags.writeable = False
         return array

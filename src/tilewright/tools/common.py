@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -38,8 +38,16 @@ class ToolParser(argparse.ArgumentParser):
         """Raise instead of printing the whole usage."""
         raise UsageError("E0702", message, hint=f"`{self.prog} --help` lists all options")
 
-    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """Parse options and positionals in any order; unknown options get a suggestion."""
+    def parse(self, argv: Sequence[str], also: Iterable[str] = ()) -> argparse.Namespace:
+        """Parse options and positionals in any order.
+
+        Args:
+            argv: the words.
+            also: further flags that exist, to be suggested when an unknown one comes near.
+
+        Raises:
+            UsageError: an unknown option (similar ones are named) or a second positional.
+        """
         from tilewright.passes import suggest
 
         known, rest = self.parse_known_intermixed_args(list(argv))
@@ -50,7 +58,8 @@ class ToolParser(argparse.ArgumentParser):
                 raise UsageError(
                     "E0702",
                     f"there is no option `{flag}`",
-                    hint=suggest(flag, options) or f"`{self.prog} --help` lists all options",
+                    hint=suggest(flag, [*options, *also])
+                    or f"`{self.prog} --help` lists all options",
                 )
             raise UsageError("E0702", f"one input file is expected, `{rest[0]}` is another")
         return known

@@ -54,7 +54,9 @@ def build_parser() -> ToolParser:
     add = parser.add_argument
     add("input", nargs="?", help="module to read; `-` or nothing is standard input")
     add("-o", "--output", metavar="FILE", help="write the module and its weights here")
-    steps = parser.add_argument_group("steps, run in the order written")
+    steps = parser.add_argument_group(
+        "steps, run in the order written", "and `--NAME` for every pass that --list-passes prints"
+    )
     for flag, what in (
         ("--convert-onnx-to-top", "import phase: onnx operators to the hardware-independent graph"),
         ("--quantize", "quantise phase: calibrate, choose scales, make every parameter explicit"),
@@ -62,7 +64,6 @@ def build_parser() -> ToolParser:
     ):
         steps.add_argument(flag, action="store_true", help=what)
     steps.add_argument("--pass-pipeline", "-p", metavar="TEXT", help="passes in MLIR's notation")
-    steps.add_argument("--PASS", metavar="OPTIONS", help="any pass by name (see --list-passes)")
     quant = parser.add_argument_group("quantisation")
     quant.add_argument("--calibration-data", metavar="DIR", help="folder of images, .npy or .npz")
     quant.add_argument(
@@ -294,8 +295,10 @@ def summary(text: str | None) -> str:
 
 def run(argv: list[str]) -> int:
     """Do what the arguments say; see `main`."""
+    from tilewright.passes import registry
+
     steps, rest = split_steps(argv)
-    options = build_parser().parse(rest)
+    options = build_parser().parse(rest, [f"--{name}" for name in registry()])
     if options.list_passes:
         sys.stdout.write(list_passes())
         return 0
