@@ -177,3 +177,62 @@ def conv_case(
                 code = rshift(value, int(shift[o]), hardware.rounding) + zp
                 expected[oy, ox, o] = clamp(code, -100, 120)
     return ConvCase(program, ddr, (1 << 15, out_size), expected)
+
+
+def pipeline(hardware: Hardware, tiles: int, *, layers: int = 1, seed: int = 0) -> list[Instr]:
+    """Return a double-buffered, correctly synchronised convolution pipeline of `tiles` tiles.
+
+    Per tile: activations by channel 0, weights by channel 1, mac_conv, vec_drain, store by channel
+    0. Two slots each; a slot is filled again only when its reader has signalled.
+    """
+    rng = np.random.default_rng(seed)
+    bank, array = hardware.bank_size, hardware.array_size
+    side, k = 6, 3
+    channels = min(array, 16)
+    act_bytes = side * side * channels
+    wgt_bytes = k * k * channels * channels
+    out_bytes = 16 * channels
+    half = bank // 2
+    act = [0, half]
+    wgt = [bank, bank + half]
+    out = [2 * bank, 2 * bank + half]
+    par = 3 * bank
+    params = 9 * hardware.vector_lanes
+    base = 1 << 12
+    program = [
+        Instr("dma_load", {"ddr": 0, "sram": par, "n0": params, "stream": 1,
+                           "signal": bit(DMA0, VEC)}, "layer0"),
+        Instr("vec_param", {"src": par, "count": 1, "wait": bit(DMA0, VEC)}, "layer0"),
+    ]  # fmt: skip
+    for tile in range(tiles):
+        slot, layer = tile % 2, f"layer{tile * layers // tiles}"
+        reuse = tile >= 2
+        source = base + int(rng.integers(0, 8)) * 64
+        program += [
+            Instr("dma_load", {"ddr": source, "sram": act[slot], "n0": act_bytes, "stream": 1,
+                               "wait": bit(MAC, DMA0) if reuse else 0,
+                               "signal": bit(DMA0, MAC)}, layer),
+            Instr("dma_load", {"ddr": source + 64, "sram": wgt[slot], "n0": wgt_bytes,
+                               "channel": 1, "stream": 1,
+                               "wait": bit(MAC, DMA1) if reuse else 0,
+                               "signal": bit(DMA1, MAC)}, layer),
+            Instr("mac_conv", {
+                "wait": bit(DMA0, MAC) | bit(DMA1, MAC),
+                "signal": (bit(MAC, DMA0) | bit(MAC, DMA1)) if tile + 2 < tiles else 0,
+                "act": act[slot], "wgt": wgt[slot], "out_h": 4, "out_w": 4, "block_rows": 2,
+                "oy_stride": side * channels, "ox_stride": channels, "k_h": k, "k_w": k,
+                "ky_stride": side * channels, "kx_stride": channels, "c_rows": channels,
+                "c_last": channels, "cols": channels, "cols_last": channels,
+                "wgt_pitch": channels,
+            }, layer),
+            Instr("vec_drain", {
+                "wait": bit(DMA0, VEC) if reuse else 0, "signal": bit(VEC, DMA0),
+                "dst": out[slot], "out_h": 4, "out_w": 4, "block_rows": 2, "cols": channels,
+                "cols_last": channels, "oy_stride": 4 * channels, "ox_stride": channels,
+            }, layer),
+            Instr("dma_store", {"ddr": (1 << 15) + tile % 64 * out_bytes, "sram": out[slot],
+                                "n0": out_bytes, "stream": 1, "wait": bit(VEC, DMA0),
+                                "signal": bit(DMA0, VEC) if tile + 2 < tiles else 0}, layer),
+        ]  # fmt: skip
+    program.append(Instr("halt"))
+    return program

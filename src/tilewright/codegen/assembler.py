@@ -114,7 +114,7 @@ def parse_program(text: str) -> list[Instr]:
     """
     program: list[Instr] = []
     layer = ""
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if line.startswith(_LAYER):
             try:
                 name = json.loads(line[len(_LAYER) :])

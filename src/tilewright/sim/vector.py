@@ -187,7 +187,9 @@ def _rescale(state: State, f: Fields, value: npt.NDArray[np.int64], bound: int) 
             f"largest value {bound}, bias {f['bias']} * 2^{f['bias_shift']}, shift {amount}",
         )
     value += bias
-    return scale_codes(value, np.int64(amount), state.hardware.rounding, f["zp"], f["lo"], f["hi"])
+    return scale_codes(
+        value, np.asarray([amount], np.int64), state.hardware.rounding, f["zp"], f["lo"], f["hi"]
+    )
 
 
 def vec_eltwise(state: State, f: Fields) -> None:
