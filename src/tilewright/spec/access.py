@@ -114,6 +114,11 @@ def weight_row_bytes(f: Fields, cols: int) -> int:
     return cols * element_bytes(f)
 
 
+def conv_accesses(name: str, f: Fields) -> list[Access]:
+    """Return the regions of a `mac_conv` or `vec_drain`, which do not depend on the target."""
+    return _mac(f) if name == "mac_conv" else _drain(f)
+
+
 def _mac(f: Fields) -> list[Access]:
     size = element_bytes(f)
     pixels = (

@@ -26,15 +26,21 @@ class Violation:
     hint: str = ""
 
 
-def violations(hardware: Hardware, name: str, f: Fields) -> Iterator[Violation]:
-    """Yield the rules that instruction `name` with all its fields `f` breaks."""
+def violations(
+    hardware: Hardware, name: str, f: Fields, regions: list[Access] | None = None
+) -> Iterator[Violation]:
+    """Yield the rules that instruction `name` with all its fields `f` breaks.
+
+    `regions` are its `accesses`, if the caller has them already.
+    """
     dtype = f.get("dtype", 0)
     if DTYPES[dtype] not in hardware.dtypes:
         yield Violation(
             f"dtype must be one of {', '.join(hardware.dtypes)}, not {DTYPES[dtype]}",
             f"target `{hardware.name}` does not execute {DTYPES[dtype]}",
         )
-    regions = accesses(hardware, name, f)
+    if regions is None:
+        regions = accesses(hardware, name, f)
     yield from _ranges(hardware, regions)
     if name.startswith("dma_"):
         yield from _dma(hardware, f, regions)
