@@ -433,8 +433,11 @@ def _check_order(
                     seen = np.maximum(seen, sram.read[:, span].max(axis=1))
                 late = seen > before
                 late[engine] = False
-                if late.any():
-                    _confirm(stream, all_regions, history, position, region, before)
+                for other_engine in np.flatnonzero(late):
+                    # Words meet; look for bytes among what is not known to be complete.
+                    pending = history[other_engine][int(before[other_engine]) :]
+                    for other in pending:
+                        _confirm_one(stream, all_regions, other, position, region)
             else:
                 for other in ddr.conflicts(region, engine, before):
                     _confirm_one(stream, all_regions, other, position, region)
@@ -445,22 +448,6 @@ def _check_order(
             else:
                 ddr.add(region, engine, place, position)
         history[engine].append(position)
-
-
-def _confirm(
-    stream: list[Dispatched],
-    regions: list[list[Access]],
-    history: list[list[int]],
-    position: int,
-    region: Access,
-    before: npt.NDArray[np.int64],
-) -> None:
-    """Words met that may be shared; look for bytes among the instructions not known complete."""
-    for engine in range(SEQ):
-        if engine == stream[position].engine:
-            continue
-        for other in history[engine][int(before[engine]) :]:
-            _confirm_one(stream, regions, other, position, region)
 
 
 def _confirm_one(
