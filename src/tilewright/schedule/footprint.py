@@ -111,10 +111,13 @@ def conv_form(
     group: int,
     kernel: tuple[int, int],
     dilation_x: int,
+    pitch: int | None = None,
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
-    `in_channels`, `out_channels` and `group` are those of the tile, all its groups together.
+    `in_channels`, `out_channels` and `group` are those of the tile, all its groups together. `pitch`
+    is the distance of pixels in the input tile if that is not what `in_channels` alone would give:
+    the last part of a split reduction lies in a tile made for a larger part.
     """
     size = hardware.array_size
     k_h, k_w = kernel
@@ -134,7 +137,7 @@ def conv_form(
             False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h * k_w,
             min(size, pack * group_out),
         )  # fmt: skip
-    pitch = pixel_pitch(hardware, in_channels)
+    pitch = pixel_pitch(hardware, in_channels) if pitch is None else pitch
     if k_w > 1 and dilation_x == 1 and pitch * 2 <= size:
         channels = k_w * pitch
         rows = min(size, channels)

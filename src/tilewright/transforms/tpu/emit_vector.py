@@ -203,13 +203,14 @@ def resize(
     row, pixel = _pixels(source)
     out_row, out_pixel = _pixels(target)
     out_h, out_w, channels = target.squeezed(3).sizes
+    in_h, in_w, _ = source.squeezed(3).sizes
     emitter.add(
         "vec_resize",
         reads=[_tile(source).region, tables[0].region, tables[1].region],
         writes=[_tile(target).region],
         src=tile_address(source), dst=tile_address(target),
         table_y=tables[0].address, table_x=tables[1].address, n0=channels, out_h=out_h, out_w=out_w,
-        src_sy=row, src_sx=pixel, dst_sy=out_row, dst_sx=out_pixel,
+        in_h=in_h, in_w=in_w, src_sy=row, src_sx=pixel, dst_sy=out_row, dst_sx=out_pixel,
         **rescale.fields(emitter, scalars),
     )  # fmt: skip
 

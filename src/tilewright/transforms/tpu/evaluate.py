@@ -313,7 +313,8 @@ class Evaluator:
         pitch = pixel_pitch(self.emitter.hardware, x_type.get_shape()[-1])
         dilation = attr_ints(conv, "dilations", (1, 1))[1]
         form = conv_form(
-            self.emitter.hardware, group_in * group, out_channels, group, (k_h, k_w), dilation
+            self.emitter.hardware, group_in * group, out_channels, group, (k_h, k_w),
+            dilation, pitch,
         )
         assert not form.merge_kernel_row or form.vector == k_w * pitch
         return form, pitch
@@ -481,30 +482,18 @@ def _single_channel(emitter: Emitter, kernel: tuple[int, ...]) -> ConvForm:
 
 
 def _kept_dimensions(sizes: list[int], wanted: list[int]) -> list[int]:
-    """Return which dimensions a rank-reducing subview keeps: the others are ones."""
+    """Return which dimensions a rank-reducing subview keeps; leading ones go first."""
     kept: list[int] = []
-    position = 0
-    drop = len(sizes) - len(wanted)
-    for axis, size in enumerate(sizes):
-        same = position < len(wanted) and (
-            size == wanted[position] or DYNAMIC in (size, wanted[position])
-        )
-        if (
-            size == 1
-            and drop
-            and not (same and _rest_fits(sizes[axis + 1 :], wanted[position + 1 :]))
-        ):
-            drop -= 1
-            continue
-        kept.append(axis)
-        position += 1
-    assert len(kept) == len(wanted), (sizes, wanted)
-    return kept
-
-
-def _rest_fits(sizes: list[int], wanted: list[int]) -> bool:
-    """Whether `wanted` can be had from `sizes` by dropping ones."""
-    return len([s for s in sizes if s != 1]) <= len(wanted) and len(wanted) <= len(sizes)
+    rest = list(wanted)
+    for axis in range(len(sizes) - 1, -1, -1):
+        # A dynamic extent stays dynamic, so that equality is exact.
+        if rest and sizes[axis] == rest[-1]:
+            rest.pop()
+            kept.append(axis)
+        else:
+            assert sizes[axis] == 1, (sizes, wanted)
+    assert not rest, (sizes, wanted)
+    return kept[::-1]
 
 
 def memory_space(kind: MemRefType[Any]) -> int:
