@@ -17,6 +17,7 @@ from tilewright.diagnostics import TilewrightError
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
+    from tilewright.codegen.program import Program
     from tilewright.ir.context import CompileContext
 
 Array = npt.NDArray[Any]
@@ -40,12 +41,8 @@ EXECUTORS = {
     "quant": "tilewright.quant.reference:run_quant",
     "linalg": "tilewright.interp.run:run_linalg",
     "affine": "tilewright.interp.run:run_affine",
-    "tpu": "tilewright.sim.functional:run_module",
 }
-"""What executes a level: `f(module, weights, inputs) -> outputs`, all by name."""
-
-LIMITS = "tilewright.codegen.verify:check_module"
-"""Checks a module of instructions: `f(module, target)`."""
+"""What executes a level above the machine: `f(module, weights, inputs) -> outputs`, all by name."""
 
 
 def level_of(module: ModuleOp) -> str:
@@ -73,6 +70,12 @@ def execute(
         TilewrightError: E0501 for the `onnx` level, which only its source framework runs.
     """
     level = level_of(module)
+    if level == "tpu":
+        from tilewright.runtime.runtime import Executor
+
+        program = program_of(module, context)
+        assert context.target is not None, "program_of checks it"
+        return Executor(program, context.target).run(inputs)
     if level not in EXECUTORS:
         raise TilewrightError(
             "E0501",
@@ -93,18 +96,44 @@ def check_limits(module: ModuleOp, context: CompileContext) -> None:
     """
     if level_of(module) != "tpu":
         return
-    place, attribute = LIMITS.split(":")
-    check = getattr(import_module(place), attribute)
-    check(module, context.target)
+    from tilewright.codegen.verify import verify_program
+    from tilewright.dialects.tpu import ProgramOp
+
+    if context.target is None:
+        raise TilewrightError("E0501", "the module does not say which chip it was lowered for")
+    for op in module.body.ops:
+        if isinstance(op, ProgramOp):
+            verify_program(op.instructions(), context.target)
 
 
-def seeded_inputs(module: ModuleOp, seed: int = 0) -> dict[str, Array]:
+def program_of(module: ModuleOp, context: CompileContext) -> Program:
+    """Assemble a lowered module: code, constants, and what the host does around it.
+
+    Raises:
+        TilewrightError: E0501, the chip or the graph it was lowered from is not known.
+    """
+    from tilewright.codegen.assemble import assemble
+
+    if context.target is None:
+        raise TilewrightError("E0501", "the module does not say which chip it was lowered for")
+    if context.graph is None:
+        raise TilewrightError(
+            "E0501",
+            "the module does not carry the graph it was lowered from",
+            hint="`tpu-mlir-opt --convert-top-to-tpu ... -o FILE` records it",
+        )
+    return assemble(context.graph, module, context.weights, context.target)
+
+
+def seeded_inputs(module: ModuleOp, context: CompileContext, seed: int = 0) -> dict[str, Array]:
     """Return random inputs for `@main`: floats normal, int8 over its range, other integers 0 or 1.
 
     The same seed and signature give the same arrays on every machine.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    return {name: _random(generator, shape, kind) for name, shape, kind in signature(module)}
+    return {
+        name: _random(generator, shape, kind) for name, shape, kind in signature(module, context)
+    }
 
 
 def _random(generator: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
@@ -118,32 +147,39 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], kind: str) -
     return generator.integers(0, 2, shape).astype(f"i{int(kind[1:]) // 8}")
 
 
-def signature(module: ModuleOp) -> list[tuple[str, tuple[int, ...], str]]:
-    """Return (name, shape, element type) of each argument of `@main`, or of the only function.
+def signature(module: ModuleOp, context: CompileContext) -> list[tuple[str, tuple[int, ...], str]]:
+    """Return (name, shape, element type) of each input of `@main`, or of the only function.
 
-    Names are the function attribute `arg_names`, or `arg0`, `arg1`... without it.
+    Names are the function attribute `arg_names`, or `arg0`, `arg1`... without it. Arguments that
+    are constants of the weight store, or memory for the outputs, are no inputs. A module of
+    instructions has the inputs of the graph it was lowered from.
 
     Raises:
         TilewrightError: E0501 when there is no such function.
     """
-    from xdsl.dialects.builtin import ArrayAttr, ShapedType, StringAttr
+    from xdsl.dialects.builtin import ArrayAttr, MemRefType, ShapedType, StringAttr
     from xdsl.dialects.func import FuncOp
 
+    if level_of(module) == "tpu" and context.graph is not None:
+        return signature(context.graph, context)
     functions = {op.sym_name.data: op for op in module.body.ops if isinstance(op, FuncOp)}
     main = functions.get("main") or (
         next(iter(functions.values())) if len(functions) == 1 else None
     )
     if main is None:
         raise TilewrightError("E0501", "the module has no function @main")
-    names = main.attributes.get("arg_names")
-    known = (
-        [item.data for item in names if isinstance(item, StringAttr)]
-        if isinstance(names, ArrayAttr)
-        else []
-    )
+
+    def strings(key: str) -> list[str]:
+        items = main.attributes.get(key)
+        found = items if isinstance(items, ArrayAttr) else []
+        return [item.data for item in found if isinstance(item, StringAttr)]
+
+    known, outputs = strings("arg_names"), set(strings("result_names"))
     found: list[tuple[str, tuple[int, ...], str]] = []
     for index, kind in enumerate(main.function_type.inputs):
         name = known[index] if index < len(known) else f"arg{index}"
+        if name in context.weights or (isinstance(kind, MemRefType) and name in outputs):
+            continue
         if isinstance(kind, ShapedType):
             shape, element = kind.get_shape(), str(getattr(kind, "element_type", kind))
         else:

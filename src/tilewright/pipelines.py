@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.transforms.top import LAYOUT_PASSES, TOP_PASSES
@@ -49,18 +48,6 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "convert-top-to-tpu": ("linalg", "affine", "tpu"),
 }
 """The documents' three flags, and the phases each stands for."""
-
-
-@dataclass(frozen=True)
-class CalibrationOptions:
-    """Where the sample inputs are and how ranges are chosen from them."""
-
-    data: Path | None
-    """Folder of images, .npy or .npz files."""
-    method: str = "kl"
-    """"max" or "kl"."""
-    samples: int = 200
-    """At most this many inputs are used."""
 
 
 def phase(name: str) -> Phase:

@@ -128,6 +128,12 @@ class CheckEachPass:
             )
         self.checked.append(step.name)
 
+    def summary(self) -> str:
+        """Return what was checked and what was not, and why, one line each."""
+        lines = [f"check: {len(self.checked)} passes changed no number (seed {self.seed})"]
+        lines += [f"check: pass `{name}` was not checked: {why}" for name, why in self.skipped]
+        return "\n".join(lines) + "\n"
+
     def _run(
         self, module: ModuleOp, context: CompileContext
     ) -> tuple[str, dict[str, Array]] | None:
@@ -137,5 +143,5 @@ class CheckEachPass:
         if level == "onnx":
             return None
         if self._inputs is None:
-            self._inputs = seeded_inputs(module, self.seed)
+            self._inputs = seeded_inputs(module, context, self.seed)
         return level, execute(module, context, self._inputs)

@@ -10,6 +10,8 @@ from xdsl.context import Context
 from tilewright.ir.weights import WeightStore
 
 if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
     from tilewright.spec.hardware import Hardware
 
 
@@ -35,6 +37,8 @@ class CompileContext(Context):
         self.weights = weights if weights is not None else WeightStore()
         self.target = target
         self.decisions: list[Decision] = []
+        self.graph: ModuleOp | None = None
+        """The partitioned integer graph that lowering began from; assembling needs it again."""
 
     def decide(self, layer: str, stage: str, fired: bool, reason: str, **details: Any) -> None:
         """Record a decision about `layer`."""

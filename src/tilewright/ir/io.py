@@ -33,6 +33,9 @@ WEIGHTS_ATTRIBUTE = "tilewright.weights"
 TARGET_ATTRIBUTE = "tilewright.target"
 """Module attribute: the chip the module is made for, a shipped target's name or a YAML text."""
 
+GRAPH_ATTRIBUTE = "tilewright.graph"
+"""Module attribute of a lowered module: the text of the integer graph it was lowered from."""
+
 MAX_TEXT_BYTES = 256 * 1024 * 1024
 """Largest module text that is read; weights are not text, so real ones have a few megabytes."""
 
@@ -217,6 +220,8 @@ def read_module(
         TilewrightError: E0701 a file cannot be read; E0501 text, weights name or content is wrong,
             or the module was made for another chip than `target`.
     """
+    from xdsl.dialects.builtin import StringAttr
+
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -241,6 +246,12 @@ def read_module(
     if weights is not None:
         context.weights = _open_weights(path, weights)
         check_weights(module, context.weights, str(path))
+    graph = module.attributes.pop(GRAPH_ATTRIBUTE, None)
+    if graph is not None:
+        if not isinstance(graph, StringAttr):
+            raise TilewrightError("E0501", f"{path}: `{GRAPH_ATTRIBUTE}` must be a string")
+        context.graph = parse_text(graph.data, context, f"{path}: {GRAPH_ATTRIBUTE}")
+        check_weights(context.graph, context.weights, f"{path}: {GRAPH_ATTRIBUTE}")
     return module, context
 
 
@@ -270,17 +281,13 @@ def _target_of(module: ModuleOp, given: Hardware | None, source: str) -> Hardwar
     )
 
 
-def _record_target(module: ModuleOp, target: Hardware | None) -> None:
-    from xdsl.dialects.builtin import StringAttr
-
+def _target_text(target: Hardware) -> str:
+    """Return the name of a shipped target, or the whole description of another."""
     from tilewright.spec.hardware import load_target, shipped_targets
 
-    if target is None:
-        return
     shipped = target.name in shipped_targets()
     same = shipped and load_target(target.name).digest() == target.digest()
-    text = target.name if same else target.to_yaml()
-    module.attributes[TARGET_ATTRIBUTE] = StringAttr(text)
+    return target.name if same else target.to_yaml()
 
 
 def _open_weights(path: Path, attribute: object) -> WeightStore:
@@ -353,36 +360,56 @@ def check_weights(module: ModuleOp, store: WeightStore, source: str = "module") 
 def write_module(
     module: ModuleOp, context: CompileContext, path: Path, *, generic: bool = False
 ) -> None:
-    """Write `path` and, if there are weights, the safetensors file beside it; sets the attribute.
+    """Write `path` and, if there are weights, the safetensors file beside it.
 
-    A device or pipe (`/dev/null`, `/dev/stdout`) gets the text only.
+    The text also names the weights file, the target and, once lowered, the graph the module came
+    from; `module` itself is left as it is. A device or pipe (`/dev/null`) gets the text only.
 
     Raises:
         TilewrightError: E0701; what stood there before is still there.
     """
-    from safetensors import SafetensorError
-    from xdsl.dialects.builtin import StringAttr
-
-    store = context.weights
-    _record_target(module, context.target)
     beside = path.with_name(f"{path.name.removesuffix('.mlir')}.weights.safetensors")
-    if len(store):
-        module.attributes[WEIGHTS_ATTRIBUTE] = StringAttr(beside.name)
-    else:
-        module.attributes.pop(WEIGHTS_ATTRIBUTE, None)
-    text = print_module(module, generic=generic)
+    text = text_with_records(module, context, beside.name, generic=generic)
     if is_special(path):
         write_atomically(path, text.encode())
         return
     with _scratch(path) as scratch:
         scratch.write_text(text, "utf-8")
-        if len(store):
-            try:
-                store.save(beside)
-            except (OSError, SafetensorError) as error:
-                beside.with_name(beside.name + ".partial").unlink(missing_ok=True)
-                raise TilewrightError("E0701", f"cannot write `{beside}`", [str(error)]) from error
+        if len(context.weights):
+            _save_weights(context.weights, beside)
         scratch.replace(path.resolve())
+
+
+def text_with_records(
+    module: ModuleOp, context: CompileContext, weights_name: str, *, generic: bool = False
+) -> str:
+    """Return the text of `module` with the attributes from which a context is restored."""
+    from xdsl.dialects.builtin import StringAttr
+
+    own = dict(module.attributes)
+    for key in (WEIGHTS_ATTRIBUTE, TARGET_ATTRIBUTE, GRAPH_ATTRIBUTE):
+        module.attributes.pop(key, None)
+    if len(context.weights):
+        module.attributes[WEIGHTS_ATTRIBUTE] = StringAttr(weights_name)
+    if context.target is not None:
+        module.attributes[TARGET_ATTRIBUTE] = StringAttr(_target_text(context.target))
+    if context.graph is not None:
+        module.attributes[GRAPH_ATTRIBUTE] = StringAttr(print_module(context.graph))
+    try:
+        return print_module(module, generic=generic)
+    finally:
+        module.attributes.clear()
+        module.attributes.update(own)
+
+
+def _save_weights(store: WeightStore, path: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        store.save(path)
+    except (OSError, SafetensorError) as error:
+        path.with_name(path.name + ".partial").unlink(missing_ok=True)
+        raise TilewrightError("E0701", f"cannot write `{path}`", [str(error)]) from error
 
 
 def is_special(path: Path) -> bool:

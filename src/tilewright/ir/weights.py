@@ -8,6 +8,7 @@ memory-mapped from a safetensors file and read when asked for.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,10 @@ class WeightStore:
             },
             scratch,
         )
+        # The library makes private files; give what a plain open() would.
+        mask = os.umask(0)
+        os.umask(mask)
+        scratch.chmod(0o666 & ~mask)
         scratch.replace(path)
 
     @classmethod

@@ -76,6 +76,12 @@ def build_parser() -> ToolParser:
         default=200,
         help="how many at most (default 200)",
     )
+    quant.add_argument(
+        "--preprocess",
+        metavar="TEXT",
+        default="imagenet",
+        help="how pictures become inputs (default imagenet)",
+    )
     add("--hardware-config", metavar="TARGET", help="name of a shipped target, or a YAML file")
     show = parser.add_argument_group("looking inside")
     show.add_argument("--print-op-stats", action="store_true", help="count operations, not the IR")
@@ -189,9 +195,7 @@ class DumpStages:
         self._write(step.name, module, context)
 
     def _write(self, name: str, module: ModuleOp, context: CompileContext) -> None:
-        from xdsl.dialects.builtin import StringAttr
-
-        from tilewright.ir.io import WEIGHTS_ATTRIBUTE, print_module, write_atomically, write_module
+        from tilewright.ir.io import text_with_records, write_atomically, write_module
 
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -199,21 +203,15 @@ class DumpStages:
             raise TilewrightError("E0701", f"cannot make folder `{self._folder}`") from error
         path = self._folder / f"{self._count:02}-{name}.mlir"
         self._count += 1
-        mine = module.attributes.get(WEIGHTS_ATTRIBUTE)
         store = context.weights
         last = self._weights
         if last is not None and last[1] is store and last[2] == store.version:
-            module.attributes[WEIGHTS_ATTRIBUTE] = StringAttr(last[0])
-            write_atomically(path, print_module(module, generic=self._generic).encode())
+            text = text_with_records(module, context, last[0], generic=self._generic)
+            write_atomically(path, text.encode())
         else:
             write_module(module, context, path, generic=self._generic)
             if len(store):
                 self._weights = (f"{path.stem}.weights.safetensors", store, store.version)
-        # The stages' names are theirs; the module goes on with its own.
-        if mine is None:
-            module.attributes.pop(WEIGHTS_ATTRIBUTE, None)
-        else:
-            module.attributes[WEIGHTS_ATTRIBUTE] = mine
 
 
 class Timing:
@@ -233,6 +231,7 @@ class Timing:
 
 def hooks_for(options: argparse.Namespace) -> list[Hook]:
     """Return the hooks that the command line asks for, in the order in which they must look."""
+    from tilewright.ir.check import CheckEachPass
     from tilewright.passes import VerifyEach
 
     hooks: list[Hook] = []
@@ -257,8 +256,6 @@ def hooks_for(options: argparse.Namespace) -> list[Hook]:
     if options.verify_each:
         hooks.append(VerifyEach())
     if options.check_each_pass:
-        from tilewright.ir.check import CheckEachPass
-
         hooks.append(CheckEachPass(options.seed))
     return hooks
 
@@ -303,8 +300,9 @@ def run(argv: list[str]) -> int:
         sys.stdout.write(list_passes())
         return 0
 
-    from tilewright import pipelines
+    from tilewright.ir.check import CheckEachPass
     from tilewright.passes import make_pass, parse_pipeline, run_passes
+    from tilewright.tools import phases
 
     target = load_target(options.hardware_config) if options.hardware_config else None
     # Pipelines are read before the module: a misspelt pass should not cost a minute.
@@ -325,20 +323,20 @@ def run(argv: list[str]) -> int:
         if not isinstance(item, str):
             run_passes(module, context, item, hooks)
         elif item == "quantize":
-            pipelines.quantize(
-                module,
-                context,
-                pipelines.CalibrationOptions(
-                    data=Path(options.calibration_data) if options.calibration_data else None,
-                    method=options.calibration_method,
-                    samples=options.calibration_samples,
-                ),
-                hooks,
+            calibration = phases.CalibrationOptions(
+                data=Path(options.calibration_data) if options.calibration_data else None,
+                method=options.calibration_method,
+                samples=options.calibration_samples,
+                preprocess=options.preprocess,
             )
+            phases.quantize(module, context, calibration, hooks)
         elif item == "convert-onnx-to-top":
-            pipelines.convert_onnx_to_top(module, context, hooks)
+            phases.convert_onnx_to_top(module, context, hooks)
         else:
-            pipelines.convert_top_to_tpu(module, context, hooks)
+            phases.convert_top_to_tpu(module, context, hooks)
+    for hook in hooks:
+        if isinstance(hook, CheckEachPass):
+            sys.stderr.write(hook.summary())
     if options.print_op_stats:
         sys.stdout.write(op_stats(module))
     if options.output or not options.print_op_stats:

@@ -120,10 +120,10 @@ def run(argv: list[str]) -> int:
         context.target = load_target(None)
     check_limits(module, context)
     if options.inputs:
-        inputs = load_inputs(Path(options.inputs), signature(module))
+        inputs = load_inputs(Path(options.inputs), signature(module, context))
     else:
         sys.stderr.write(f"random inputs, seed {options.seed}\n")
-        inputs = seeded_inputs(module, options.seed)
+        inputs = seeded_inputs(module, context, options.seed)
     sys.stderr.write(f"running {name} at level `{level}`\n")
     outputs = execute(module, context, inputs)
     if options.outputs:

@@ -83,8 +83,8 @@ def run(argv: list[str]) -> int:
         write_output(module, context, options.output, generic=options.mlir_print_op_generic)
         return 0
 
-    from tilewright import pipelines
     from tilewright.ir.io import write_atomically
+    from tilewright.tools.phases import export_image
 
     if options.output is None:
         raise UsageError("E0702", "an image is binary: name a file with `-o`")
@@ -95,7 +95,7 @@ def run(argv: list[str]) -> int:
             f"{name}: the module does not say which chip it was lowered for",
             hint="`tpu-mlir-opt --convert-top-to-tpu --hardware-config=...` records it",
         )
-    write_atomically(Path(options.output), pipelines.export_image(module, context))
+    write_atomically(Path(options.output), export_image(module, context))
     return 0
 
 
