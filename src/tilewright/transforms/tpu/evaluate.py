@@ -197,6 +197,10 @@ class Evaluator:
             view.buffer.chunks.clear()
             return
         assert isinstance(view.buffer, Tile)
+        if any(attr_str(user, "kind") == "pool" for user in users(root(op.outputs[0]))) and (
+            view.buffer.role == "output"
+        ):
+            return  # `vec_pool` starts from its first element
         self.emitter.layer = _layer(op) or self.emitter.layer
         assert view.buffer.fill is None
         view.buffer.fill = (view, int(self.values[op.inputs[0]]))
