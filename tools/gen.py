@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -182,16 +182,27 @@ def _phases() -> str:
 
 def cli() -> str:
     """Every command and option."""
+    from tilewright.cli.main import COMMANDS, build_parser
     from tilewright.tools import opt, runner, translate
 
-    parsers: list[argparse.ArgumentParser] = []
-    parsers.append(import_module("tilewright.cli").build_parser())
-    parsers += [opt.build_parser(), translate.build_parser(), runner.build_parser()]
-    parts = [text for parser in parsers for text in _commands(parser)]
-    return page("Command line", "the parsers of the commands", *parts)
+    parts: list[str] = []
+    for command in COMMANDS:
+        if find_spec(f"tilewright.cli.{command}") is not None:
+            parts += list(_commands(build_parser(command)))[1:]
+    for tool in (opt, translate, runner):
+        parts += _commands(tool.build_parser())
+    return page(
+        "Command line",
+        "the parsers of the commands",
+        "Data goes to standard output, everything else to standard error. Exit codes: 0 done, "
+        "1 the input is wrong, 2 the command line is wrong, 70 a fault of tilewright, 130 "
+        "interrupted.",
+        *parts,
+    )
 
 
 def _commands(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the section of a parser, then those of its subcommands."""
     title = f"## {parser.prog}\n"
     rows: list[tuple[str, str]] = []
     below: list[argparse.ArgumentParser] = []
@@ -230,19 +241,21 @@ def _spelling(action: argparse.Action) -> str:
 
 def ops() -> str:
     """Every operator of the sources and what becomes of it."""
-    spec: Any = import_module("tilewright.spec.ops")
+    from tilewright.spec import ops as spec
+
     return page("Operators", "`tilewright/spec/ops.py`", *spec.reference_parts(table))
 
 
 def counters() -> str:
     """Every counter of the simulators."""
-    spec: Any = import_module("tilewright.spec.counters")
+    from tilewright.spec import counters as spec
+
     return page(
         "Counters",
         "`tilewright/spec/counters.py`",
         table(
-            ("counter", "unit", "scope", "meaning"),
-            ((f"`{c.name}`", c.unit, c.scope, c.doc) for c in spec.COUNTERS),
+            ("counter", "kept for each", "unit", "meaning"),
+            ((f"`{c.name}`", c.scope.value, c.unit, c.doc) for c in spec.COUNTERS),
         ),
     )
 
