@@ -24,6 +24,7 @@ from tilewright.dialects import quant, top
 from tilewright.dialects.quant import UniformType, shape_of, window_size
 from tilewright.ir.context import CompileContext
 from tilewright.ir.weights import WeightStore
+from tilewright.spec.hardware import load_target
 from tilewright.transforms.linalg.lower_quant_to_linalg import LowerQuantToLinalgPass
 
 
@@ -167,8 +168,8 @@ class Graph:
         module.verify()
         return module
 
-    def context(self) -> CompileContext:
-        return CompileContext(self.weights)
+    def context(self, target: str | None = None) -> CompileContext:
+        return CompileContext(self.weights, load_target(target) if target else None)
 
     def lowered(self, *results: SSAValue) -> ModuleOp:
         module = self.module(*results)

@@ -12,10 +12,12 @@ from xdsl.dialects.linalg.ops import GenericOp
 
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import shape_of
-from tilewright.interp import run_linalg
+from tilewright.interp import run_affine, run_linalg
 from tilewright.interp.machine import strings
 from tilewright.interp.stock import accepts, execute, find_tool
 from tilewright.quant.reference import run_quant
+from tilewright.spec.hardware import load_target
+from tilewright.transforms.affine.tile_and_bufferize import TileAndBufferizePass
 from tilewright.transforms.linalg.lower_quant_to_linalg import LowerQuantToLinalgPass
 
 ROUNDINGS = ["half_up", "half_away", "half_even", "truncate"]
@@ -36,8 +38,8 @@ def wide(rounding: str, zero: int, shift: int) -> dict[str, Any]:
     return {"shift": shift, "bias": bias, "bias_shift": bias_shift, **end(rounding, zero)}
 
 
-def small_network(layout: str, rounding: str) -> tuple[Graph, list[Any]]:
-    """Every kind of op the level has, in one network of a few hundred values."""
+def small_network(layout: str, rounding: str, chip: bool = False) -> tuple[Graph, list[Any]]:
+    """Every kind of op the level has (or only what chips have), on a few hundred values."""
     rng = np.random.default_rng(42)
     nhwc = layout == "nhwc"
 
@@ -158,9 +160,11 @@ def small_network(layout: str, rounding: str) -> tuple[Graph, list[Any]]:
     part = graph.top(
         top.SliceOp, "slice", [padded], codes([3, 16], zero=4), starts=[0, 2], steps=[1, 3]
     )
-    back = graph.top(
-        top.SliceOp, "reverse", [part], codes([3, 16], zero=4), starts=[2, 15], steps=[-1, -1]
-    )
+    back = part
+    if not chip:
+        back = graph.top(
+            top.SliceOp, "reverse", [part], codes([3, 16], zero=4), starts=[2, 15], steps=[-1, -1]
+        )
     joined = graph.top(top.ConcatOp, "concat", [part, back], codes([3, 32], zero=4), axis=1)
     weight = graph.weight("fc.w", rng.integers(-127, 128, (6, 32), dtype=np.int8))
     fc = graph.quant(
@@ -170,6 +174,8 @@ def small_network(layout: str, rounding: str) -> tuple[Graph, list[Any]]:
         codes([3, 6]),
         **end(rounding),
     )
+    if chip:
+        return graph, [fc, larger, curve]
     turned_fc = graph.top(top.TransposeOp, "fct", [fc], codes([6, 3]), perm=[1, 0])
     last = graph.quant(
         quant.MatmulOp,
@@ -204,6 +210,25 @@ def test_llvm_gives_the_same_integers(layout: str, rounding: str) -> None:
     for index, value in enumerate(run):
         np.testing.assert_array_equal(value, expected[f"result{index}"])
         assert value.dtype == np.int8
+
+
+@pytest.mark.parametrize("target", ["tiny8", "tpu_v2"])
+def test_affine_level_gives_the_same_integers(target: str) -> None:
+    """Tile loops and copies: linalg = affine, by the interpreter and by LLVM."""
+    graph, results = small_network("nhwc", load_target(target).rounding, chip=True)
+    module = graph.lowered(*results)
+    x = random_codes(np.random.default_rng(2), shape_of(graph.block.args[0]))
+    expected = run_linalg(module, graph.weights, {"x": x}, keep=True)
+    TileAndBufferizePass().apply(graph.context(target), module)
+    module.verify()
+    assert accepts(module) is None
+    actual = run_affine(module, graph.weights, {"x": x}, keep=True)
+    assert len(actual) > len(results)
+    for name, value in actual.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    run = execute(module, "main", arguments(module, graph, {"x": x}))
+    for index, value in enumerate(run):
+        np.testing.assert_array_equal(value, expected[f"result{index}"])
 
 
 def arguments(module: ModuleOp, graph: Graph, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:

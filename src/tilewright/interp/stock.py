@@ -83,7 +83,7 @@ def accepts(module: ModuleOp) -> str | None:
 
 
 def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Array]:
-    """Compile a tensor function by stock MLIR and LLVM, run it, and return its results.
+    """Compile a function on tensors or memrefs by stock MLIR and LLVM, run it, return its results.
 
     The inputs become constants of a wrapper that prints the results, so this is for small models.
     `i64` and `f32` results are
@@ -96,8 +96,12 @@ def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Ar
     kinds = target.function_type
     lines, operands = list[str](), list[str]()
     for index, (value, kind) in enumerate(zip(inputs, kinds.inputs.data, strict=True)):
-        lines.append(f"  %a{index} = arith.constant {dense(value, kind)}")
-        operands.append(f"%a{index}")
+        constant = _as_tensor(kind)
+        lines.append(f"  %c{index} = arith.constant {dense(value, constant)}")
+        operands.append(f"%c{index}")
+        if isinstance(kind, MemRefType):
+            lines.append(f"  %a{index} = bufferization.to_buffer %c{index} : {constant} to {kind}")
+            operands[-1] = f"%a{index}"
     names = ", ".join(f"%r{index}" for index in range(len(kinds.outputs.data)))
     left = f"{names} = " if names else ""
     lines.append(f"  {left}func.call @{function}({', '.join(operands)}) : {_text(kinds)}")
@@ -136,7 +140,6 @@ def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Ar
 
 def dense(value: Array, kind: Attribute) -> str:
     """Return an `arith.constant` literal of `kind` with the bytes of `value`."""
-    assert isinstance(kind, TensorType | MemRefType)
     data = np.ascontiguousarray(value)
     if data.size == 1:
         return f"dense<{data.reshape(-1)[0].item()}> : {kind}"
@@ -144,13 +147,16 @@ def dense(value: Array, kind: Attribute) -> str:
 
 
 def _print_result(index: int, kind: Attribute) -> list[str]:
-    assert isinstance(kind, TensorType)
-    shape = "x".join(map(str, kind.get_shape()))
+    narrow = _as_tensor(kind)
+    shape = "x".join(map(str, narrow.get_shape()))
     wide = f"tensor<{shape + 'x' if shape else ''}i64>"
     name = f"%r{index}"
     lines = list[str]()
-    if str(kind.element_type) != "i64":
-        lines.append(f"  {name}w = arith.extsi {name} : {kind} to {wide}")
+    if isinstance(kind, MemRefType):
+        lines.append(f"  {name}t = bufferization.to_tensor {name} restrict : {kind} to {narrow}")
+        name += "t"
+    if str(narrow.element_type) != "i64":
+        lines.append(f"  {name}w = arith.extsi {name} : {narrow} to {wide}")
         name += "w"
     buffer = wide.replace("tensor", "memref")
     lines.append(f"  {name}b = bufferization.to_buffer {name} : {wide} to {buffer}")
@@ -163,7 +169,7 @@ def _parse(text: str, kinds: Sequence[Attribute]) -> list[Array]:
     results = list[Array]()
     blocks = text.split("Unranked Memref")[1:]
     for block, kind in zip(blocks, kinds, strict=True):
-        assert isinstance(kind, TensorType)
+        kind = _as_tensor(kind)
         numbers = re.findall(r"-?\d+", block[block.index("data =") :])
         shape = [int(size) for size in kind.get_shape()]
         width = {"i8": np.int8, "i16": np.int16, "i32": np.int32}.get(
@@ -173,6 +179,11 @@ def _parse(text: str, kinds: Sequence[Attribute]) -> list[Array]:
             np.array([int(item) for item in numbers], np.int64).astype(width).reshape(shape)
         )
     return results
+
+
+def _as_tensor(kind: Attribute) -> TensorType[Attribute]:
+    assert isinstance(kind, TensorType | MemRefType)
+    return TensorType(kind.element_type, kind.get_shape())
 
 
 def _function(module: ModuleOp, name: str) -> FuncOp:
