@@ -368,15 +368,15 @@ def write_module(
     Raises:
         TilewrightError: E0701; what stood there before is still there.
     """
-    beside = path.with_name(f"{path.name.removesuffix('.mlir')}.weights.safetensors")
-    text = text_with_records(module, context, beside.name, generic=generic)
+    weights_name = f"{path.name.removesuffix('.mlir')}.weights.safetensors"
+    text = text_with_records(module, context, weights_name, generic=generic)
     if is_special(path):
         write_atomically(path, text.encode())
         return
     with _scratch(path) as scratch:
         scratch.write_text(text, "utf-8")
         if len(context.weights):
-            _save_weights(context.weights, beside)
+            _save_weights(context.weights, path.with_name(weights_name))
         scratch.replace(path.resolve())
 
 

@@ -50,11 +50,12 @@ def load_inputs(path: Path, wanted: Sequence[tuple[str, tuple[int, ...], str]]) 
     import numpy as np
 
     try:
-        loaded: Any = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            arrays: dict[str, Array] = {wanted[0][0]: loaded} if len(wanted) == 1 else {}
-        else:
-            with loaded:
+        # Opened here: numpy leaves a file that it opened and could not read to the collector.
+        with path.open("rb") as file:
+            loaded: Any = np.load(file, allow_pickle=False)
+            if isinstance(loaded, np.ndarray):
+                arrays: dict[str, Array] = {wanted[0][0]: loaded} if len(wanted) == 1 else {}
+            else:
                 arrays = {name: loaded[name] for name in loaded.files}
     except OSError as error:
         raise TilewrightError(
