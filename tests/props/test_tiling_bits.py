@@ -347,3 +347,31 @@ def test_resize(sizes: tuple[int, int, int, int]) -> None:
         rounding="half_up",
     )
     same_bits(graph, tiny(2048), y)
+
+
+def test_operands_of_a_concatenation_are_written_in_place() -> None:
+    rng = np.random.default_rng(7)
+    graph = Graph(x=codes((2, 9, 10, 6)))
+    x = graph.input("x")
+    first = graph.conv("first", x, rng, 5, (3, 3), pads=(1, 1, 1, 1))
+    second = graph.conv("second", x, rng, 13, (1, 1))
+    third = graph.top(
+        top.MaxPoolOp,
+        "third",
+        [x],
+        codes((2, 9, 10, 6)),
+        kernel=[3, 3],
+        strides=[1, 1],
+        pads=[1, 1, 1, 1],
+        dilations=[1, 1],
+        ceil_mode=0,
+        layout="nhwc",
+    )
+    shared = graph.conv("shared", x, rng, 4, (1, 1))
+    joined = graph.top(
+        top.ConcatOp, "cat", [first, second, third, shared, x], codes((2, 9, 10, 34)), axis=3
+    )
+    last = graph.conv("last", joined, rng, 3)
+    module = same_bits(graph, tiny(2048), last, shared)
+    named = [op.attributes["value"] for op in module.walk() if "value" in op.attributes]
+    assert [str(name) for name in named] == ['"cat"']

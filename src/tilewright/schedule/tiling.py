@@ -8,7 +8,7 @@ when no tile fits without, input channels first, then kernel rows, then kernel c
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
@@ -341,7 +341,9 @@ class _Search:
             base.groups == 1 and base.in_channels < problem.group_in
         )
         if problem.weight_bytes(hardware, form) >= hardware.sram_size:
-            self._remember_smallest(base)
+            placed = place_nest(hardware, base.buffers(hardware, problem))
+            if isinstance(placed, TileDoesNotFit):
+                self._remember_smallest(placed.needed_bytes, base)
             return
         columns_fit = [
             part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows
@@ -366,49 +368,45 @@ class _Search:
 
     def _slots(self, tiling: ConvTiling, form: ConvForm) -> bool:
         """Price every order and slot count that fits; True if full double buffering does."""
-        orders = [True, False] if self._order_matters(tiling) else [True]
-        tried: set[tuple[int, int, int]] = set()
+        single = tiling.buffers(self.hardware, self.problem)
+        placed = place_nest(self.hardware, single)
+        if isinstance(placed, TileDoesNotFit):
+            self._remember_smallest(placed.needed_bytes, tiling)
+            return False
         complete = False
-        for weights_outer in orders:
-            loops = ConvTiling(
-                tiling.groups, tiling.out_channels, tiling.in_channels, tiling.kernel,
-                tiling.rows, tiling.columns, weights_outer,
-            ).loops(self.problem)  # fmt: skip
+        for weights_outer in [True, False] if self._order_matters(tiling) else [True]:
+            ordered = replace(tiling, weights_outer=weights_outer)
+            loops = ordered.loops(self.problem)
             times = (
                 loads(loops, INPUT_LOOPS),
                 self._weight_loads(loops),
                 loads(loops, OUTPUT_LOOPS),
             )
-            tried.clear()
-            for slots in SLOTS:
-                wanted = tuple(
+            shared = loads(loops, "go") > 1
+            wanted = dict.fromkeys(
+                tuple(
                     min(slot, 2 if time > 1 else 1) for slot, time in zip(slots, times, strict=True)
                 )
-                if wanted in tried:
+                for slots in SLOTS
+            )
+            for number, (inputs, weights, outputs) in enumerate(wanted):
+                slots = {"input": inputs, "weights": weights, "output": outputs, "table": 1}
+                slots["parameters"] = weights if shared else 1
+                buffers = [TileBuffer(b.name, b.role, b.size_bytes, slots[b.name]) for b in single]
+                if isinstance(place_nest(self.hardware, buffers), TileDoesNotFit):
                     continue
-                tried.add((wanted[0], wanted[1], wanted[2]))
-                candidate = ConvTiling(
-                    tiling.groups, tiling.out_channels, tiling.in_channels, tiling.kernel,
-                    tiling.rows, tiling.columns, weights_outer, *wanted,
-                )  # fmt: skip
-                buffers = candidate.buffers(self.hardware, self.problem)
-                placed = place_nest(self.hardware, buffers)
-                if isinstance(placed, TileDoesNotFit):
-                    if self.smallest is None or placed.needed_bytes < self.smallest[0]:
-                        self.smallest = (placed.needed_bytes, candidate)
-                    continue
+                candidate = replace(
+                    ordered, input_slots=inputs, weight_slots=weights, output_slots=outputs
+                )
                 self._price(candidate, form, loops, times)
-                if slots == SLOTS[0]:
+                if number == 0:
                     complete = True
                     break
         return complete
 
-    def _remember_smallest(self, tiling: ConvTiling) -> None:
-        placed = place_nest(self.hardware, tiling.buffers(self.hardware, self.problem))
-        if isinstance(placed, TileDoesNotFit) and (
-            self.smallest is None or placed.needed_bytes < self.smallest[0]
-        ):
-            self.smallest = (placed.needed_bytes, tiling)
+    def _remember_smallest(self, needed_bytes: int, tiling: ConvTiling) -> None:
+        if self.smallest is None or needed_bytes < self.smallest[0]:
+            self.smallest = (needed_bytes, tiling)
 
     def _order_matters(self, tiling: ConvTiling) -> bool:
         counts = {loop.name: loop.count for loop in tiling.loops(self.problem)}

@@ -71,6 +71,7 @@ class Segment:
         nest = Nest(block, Constants(block))
         buffers = Buffers(self.context, self.target, nest)
         buffers.known.update(zip(old.args, block.args, strict=False))
+        buffers.returned = self._returned
         added = iter(block.args[len(inputs) :])
         for op in self._scalars:
             self._scalars[op] = (next(added), next(added), next(added))
@@ -131,11 +132,6 @@ class Segment:
                 if not self._absorbs(op):
                     moves.lower_pad(buffers, op)
             case tensor.InsertSliceOp():
-                if isinstance(op.dest.owner, tensor.EmptyOp):
-                    last = moves.insertion_target(op)
-                    producer = last.owner
-                    assert isinstance(producer, Operation)
-                    buffers.known[op.dest] = buffers.make(last, producer)
                 moves.lower_insert(buffers, op)
             case tensor.ExtractSliceOp():
                 moves.lower_extract(buffers, op)
@@ -241,7 +237,9 @@ class Segment:
                 nest.reshape(buffers.of(source), x_shape),
                 weights(buffers) if text(reduce, "kind") == "conv" else None,
                 parameters,
-                nest.reshape(buffers.make(result, producer), y_shape),
+                nest.reshape(
+                    buffers.make(result, producer, strided=y_shape == tensor_shape(result)), y_shape
+                ),
                 (low[1], low[2]) if pad is not None else (0, 0),
                 moves.pad_value(pad) if pad is not None else 0,
                 reduce,

@@ -70,13 +70,14 @@ def copy_whole(buffers: Buffers, layer: str, source: SSAValue, target: SSAValue)
 
 
 def lower_insert(buffers: Buffers, op: tensor.InsertSliceOp) -> None:
-    """One operand of a concatenation; the result's buffer is shared by all of them.
+    """One operand of a concatenation; nothing moves if its nest wrote it in place.
 
     Raises:
-        TilewrightError: E0501, the destination is not a new tensor.
+        TilewrightError: E0501, the insertion is not a concatenation's.
     """
-    target = buffers.of(op.dest)
-    buffers.known[op.result] = target
+    target = buffers.concatenation(op)
+    if op.source in buffers.inside:
+        return
     offsets, sizes = values_of(op.static_offsets), values_of(op.static_sizes)
     shape = tensor_shape(op.result)
     differing = [axis for axis, size in enumerate(sizes) if size != shape[axis]]
@@ -89,18 +90,6 @@ def lower_insert(buffers: Buffers, op: tensor.InsertSliceOp) -> None:
     box = [outer, sizes[axis] * inner]
     at = [0, offsets[axis] * inner]
     move(buffers, text(op, "layer"), source, whole, box, [0, 0], [1, 1], at)
-
-
-def insertion_target(op: tensor.InsertSliceOp) -> SSAValue:
-    """Return the last tensor of the chain of insertions that `op` belongs to."""
-    value: SSAValue = op.result
-    while True:
-        users = [use.operation for use in value.uses]
-        if len(users) != 1 or not isinstance(users[0], tensor.InsertSliceOp):
-            return value
-        if users[0].dest is not value:
-            return value
-        value = users[0].result
 
 
 def lower_extract(buffers: Buffers, op: tensor.ExtractSliceOp) -> None:
@@ -148,7 +137,6 @@ def lower_pad(buffers: Buffers, op: tensor.PadOp) -> None:
 __all__ = [
     "Operation",
     "copy_whole",
-    "insertion_target",
     "lower_extract",
     "lower_insert",
     "lower_pad",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects import memref
+from xdsl.dialects import memref, tensor
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
@@ -20,7 +20,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.placement import TileBuffer
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.affine.nest import SRAM, Nest
+from tilewright.transforms.affine.nest import Nest, view_of
 
 PASS = "tile-and-bufferize"
 RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.cast")
@@ -36,6 +36,10 @@ class Buffers:
     known: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     bound: dict[SSAValue, SSAValue] = field(default_factory=dict[SSAValue, SSAValue])
     """Tensors that are written straight into a result of the function."""
+    returned: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Tensors the function returns."""
+    inside: set[SSAValue] = field(default_factory=set[SSAValue])
+    """Tensors that lie inside the buffer of a concatenation."""
 
     def of(self, value: SSAValue) -> SSAValue:
         """Return the buffer of a tensor; reshapes become other shapes of their source's buffer."""
@@ -49,25 +53,68 @@ class Buffers:
             self.known[value] = found
         return found
 
-    def make(self, value: SSAValue, producer: Operation) -> SSAValue:
-        """Return a buffer for a tensor that a nest will write."""
+    def make(self, value: SSAValue, producer: Operation, strided: bool = False) -> SSAValue:
+        """Return a buffer for a tensor that a nest will write.
+
+        With `strided` the nest can write a tensor that is not dense: an operand of a concatenation, used by nothing else, then lies
+        inside the result's buffer.
+        """
         found = self.known.get(value)
         if found is not None:
             return found
+        if strided:
+            found = self._inside_concatenation(value)
+        if found is None:
+            found = self._allocate(value, producer)
+        self.known[value] = found
+        return found
+
+    def _allocate(self, value: SSAValue, producer: Operation) -> SSAValue:
         kind = value.type
         assert isinstance(kind, TensorType)
         bound = self.bound.get(value)
         if bound is not None:
-            found = self.nest.reshape(bound, kind.get_shape())
-        else:
-            op = memref.AllocOp([], [], MemRefType(kind.element_type, kind.get_shape()))
-            name = text(producer, "result") or text(producer, "layer")
-            op.attributes["value"] = StringAttr(name)
-            if "result" in producer.attributes:
-                op.attributes["result"] = producer.attributes["result"]
-            self.nest.add(op)
-            found = op.results[0]
-        self.known[value] = found
+            return self.nest.reshape(bound, kind.get_shape())
+        op = memref.AllocOp([], [], MemRefType(kind.element_type, kind.get_shape()))
+        name = text(producer, "result") or text(producer, "layer")
+        op.attributes["value"] = StringAttr(name)
+        if "result" in producer.attributes:
+            op.attributes["result"] = producer.attributes["result"]
+        self.nest.add(op)
+        return op.results[0]
+
+    def _inside_concatenation(self, value: SSAValue) -> SSAValue | None:
+        uses = list(value.uses)
+        if value in self.returned or value in self.bound or len(uses) != 1:
+            return None
+        insert = uses[0].operation
+        if not isinstance(insert, tensor.InsertSliceOp) or insert.source is not value:
+            return None
+        whole = self.concatenation(insert)
+        offsets, sizes = values_of(insert.static_offsets), values_of(insert.static_sizes)
+        self.inside.add(value)
+        return self.nest.view(view_of(whole), offsets, sizes).value
+
+    def concatenation(self, insert: tensor.InsertSliceOp) -> SSAValue:
+        """Return the buffer of the concatenation that `insert` is part of; the whole chain of insertions shares it.
+
+        Raises:
+            TilewrightError: E0501, the chain does not start from a new tensor.
+        """
+        first = insert
+        while isinstance(first.dest.owner, tensor.InsertSliceOp):
+            first = first.dest.owner
+        if not isinstance(first.dest.owner, tensor.EmptyOp):
+            raise TilewrightError(
+                "E0501", f'concat "{text(insert, "layer")}" writes into a tensor that is not new'
+            )
+        chain = [first.dest, first.result]
+        while (following := _insertion_into(chain[-1])) is not None:
+            chain.append(following.result)
+        producer = chain[-1].owner
+        assert isinstance(producer, Operation)
+        found = self.make(chain[-1], producer)
+        self.known.update((item, found) for item in chain)
         return found
 
     def decide(
@@ -78,6 +125,14 @@ class Buffers:
         if other:
             reason += f" (next best: {other}, {other_cycles:.0f})"
         self.context.decide(layer, PASS, True, reason, cycles=int(cycles), sram_bytes=sram)
+
+
+def _insertion_into(value: SSAValue) -> tensor.InsertSliceOp | None:
+    """Return the insertion that continues the chain at `value`: its only user, as the destination."""
+    users = [use.operation for use in value.uses]
+    if len(users) == 1 and isinstance(users[0], tensor.InsertSliceOp) and users[0].dest is value:
+        return users[0]
+    return None
 
 
 def out_of_memory(
@@ -142,7 +197,6 @@ def values_of(array: DenseArrayBase) -> tuple[int, ...]:
 __all__ = [
     "PASS",
     "RESHAPES",
-    "SRAM",
     "Buffers",
     "number",
     "numbers",

@@ -330,7 +330,7 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
         limits=(POOL["out_h"].high, POOL["out_w"].high, POOL["n0"].high),
     )
     tiling = choose(buffers, layer, problem)
-    x, y = buffers.of(source), buffers.make(op.results[0], op)
+    x, y = buffers.of(source), buffers.make(op.results[0], op, strided=True)
     nest, windows = buffers.nest, list[View]()
 
     def prepare() -> None:
@@ -390,7 +390,7 @@ def lower_resize(buffers: Buffers, op: GenericOp) -> None:
         buffers.of(source),
         buffers.of(op.inputs[0]),
         buffers.of(op.inputs[4]),
-        buffers.make(op.results[0], op),
+        buffers.make(op.results[0], op, strided=True),
     ]
 
     def compute(tiles: list[View]) -> None:
