@@ -1,39 +1,30 @@
-"""Printing data: tables in plain text, JSON, numbers with units."""
+"""Printing data on stdout."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
+
+from tilewright.report.text import size, table
+
+__all__ = ["number", "print_json", "size", "table"]
 
 
 def print_json(content: Any) -> None:
-    """Print JSON on stdout."""
-    print(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
+    """Print JSON on stdout; values that are not finite become strings, which JSON can hold."""
+    print(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:
-    """Return an aligned text table; `right` has an `r` at each right-aligned column."""
-    widths = [max(len(str(row[i])) for row in (heads, *rows)) for i in range(len(heads))]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join(
-            str(cell).rjust(width) if right[i : i + 1] == "r" else str(cell).ljust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths, strict=True))
-        ).rstrip()
-
-    return "\n".join([line(heads), line(["-" * width for width in widths]), *map(line, rows)])
-
-
-def size(count: float) -> str:
-    """Return bytes with a binary unit: `1.50 MiB`."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return str(value)
+    return value
 
 
 def number(count: float) -> str:
-    """Return a count with thin grouping: `1,234,567`."""
+    """Return a count with grouped digits: `1,234,567`."""
     return f"{count:,.0f}"

@@ -4,7 +4,7 @@
 |---|---|
 | `manifest.json` | readable: inputs, outputs, tensors, steps, memory, checksums of the others |
 | `target.yaml` | the chip |
-| `program_K.bin` | encoded instructions of a TPU step |
+| `program_K.bin` | image of a TPU step (`codegen/image.py`), its constants left out |
 | `constants.bin` | packed weights, parameters and tables, as they lie in DDR |
 | `host/host_K.onnx` | a part that runs on the host |
 | `decisions.json` | what the compiler decided about each layer, and why |
@@ -29,6 +29,7 @@ from typing import Any
 
 from tilewright.codegen.check_program import check_program
 from tilewright.codegen.files import atomic_output
+from tilewright.codegen.image import Image, write_image
 from tilewright.codegen.manifest import (
     FORMAT,
     VERSION,
@@ -108,7 +109,8 @@ def package_bytes(content: PackageContent) -> bytes:
         else:
             entry = step_entry(step, tpu_count)
             assert isinstance(entry, TpuEntry)
-            members[entry.image] = step.code
+            image = Image(target.digest(), step.code, b"", program.workspace_bytes)
+            members[entry.image] = write_image(image)
             steps.append(entry)
             tpu_count += 1
     manifest = Manifest(

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from tilewright.codegen.check_program import check_program
+from tilewright.codegen.image import read_image
 from tilewright.codegen.manifest import (
     HostEntry,
     Manifest,
@@ -83,7 +84,11 @@ def read_package(path: Path, target: Hardware | None = None) -> PackageContent:
     program = program_of(
         manifest,
         constants,
-        {e.image: members[e.image] for e in manifest.steps if isinstance(e, TpuEntry)},
+        {
+            entry.image: _code(path, entry.image, members[entry.image], chip)
+            for entry in manifest.steps
+            if isinstance(entry, TpuEntry)
+        },
         {e.model: members[e.model] for e in manifest.steps if isinstance(e, HostEntry)},
     )
     check_program(program, chip)
@@ -100,6 +105,13 @@ def read_package(path: Path, target: Hardware | None = None) -> PackageContent:
         extras={name: data for name, data in members.items() if EXTRA.match(name)},
         digest=sha3(text),
     )
+
+
+def _code(path: Path, name: str, data: bytes, target: Hardware) -> bytes:
+    image = read_image(data, target)
+    if image.constants:
+        raise _bad(path, f"has constants in `{name}`; they belong into `{CONSTANTS}`")
+    return image.code
 
 
 def _bad(path: Path, what: str, *details: str) -> TilewrightError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -207,12 +207,20 @@ class Executor:
             ) from error
         return dict(zip(step.outputs, cast("list[Array]", results), strict=True))
 
-    def run_tensors(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def run_tensors(
+        self, inputs: Mapping[str, Array], writers: Mapping[str, Iterable[str]] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Run, and return the outputs and every tensor the chip wrote, in stored form.
 
         Memory is reused, so each tensor is caught while its layer writes it.
+
+        Args:
+            inputs: As for `run`.
+            writers: Tensors written by the instructions of a layer; by default those whose `layer`
+                it is. They differ when layers are fused: the first names the instructions, the
+                last the tensor.
         """
-        catcher = _Catcher(self)
+        catcher = _Catcher(self, writers)
         for step in self.program.steps:
             if isinstance(step, StoreStep):
                 catcher.stored.add(step.tensor)
@@ -223,12 +231,19 @@ class Executor:
 class _Catcher:
     """Copies what a layer's `dma_store`s write into a shadow of that layer's tensors."""
 
-    def __init__(self, executor: Executor) -> None:
+    def __init__(self, executor: Executor, writers: Mapping[str, Iterable[str]] | None) -> None:
         self.executor = executor
         self.stored: set[str] = set()
         self.by_layer: dict[str, list[TensorInfo]] = {}
-        for tensor in executor.program.tensors.values():
-            self.by_layer.setdefault(tensor.layer, []).append(tensor)
+        tensors = executor.program.tensors
+        if writers is None:
+            for tensor in tensors.values():
+                self.by_layer.setdefault(tensor.layer, []).append(tensor)
+        else:
+            self.by_layer = {
+                layer: [tensors[name] for name in sorted(names) if name in tensors]
+                for layer, names in writers.items()
+            }
         self.shadows: dict[str, npt.NDArray[np.uint8]] = {}
 
     def hook(self, at: Dispatched, state: State) -> None:

@@ -1,0 +1,292 @@
+"""The Python API: `compile` a model, `load` a package, `run` it.
+
+import tilewright
+
+package = tilewright.compile("m.onnx", "edge16", calibration="pictures/")
+package.save("m.tpupkg")
+outputs = tilewright.load("m.tpupkg").run({"x": array})
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.runtime.preprocess import Preprocess, load_samples, parse_preprocess
+from tilewright.runtime.runtime import Package
+
+if TYPE_CHECKING:
+    from tilewright.codegen.package import PackageContent
+    from tilewright.codegen.program import Program
+    from tilewright.compiler import Compiled, FrontEnd, Progress
+    from tilewright.spec.hardware import Hardware
+
+Array = npt.NDArray[Any]
+Samples = Iterable[Mapping[str, Array]]
+
+
+def _silent(phase: str, done: float) -> None:
+    del phase, done
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What a compile is asked for."""
+
+    calibration: Path | Samples | None = None
+    """Folder of pictures or arrays, an .npz, or samples themselves (arrays by input name)."""
+    method: str = "kl"
+    """How ranges are chosen from the samples: max, kl, ..."""
+    samples: int = 100
+    """At most so many samples."""
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
+    """Shapes of inputs with dynamic dimensions."""
+    preprocess: Preprocess | None = None
+    """From pictures to the input; ImageNet's when None."""
+    dtype: Literal["int8", "float32"] = "int8"
+    """`float32`: no quantisation; everything runs on the host (a check of the front half)."""
+    keep_ir: tuple[str, ...] = ("quant",)
+    """Levels whose IR goes into the package."""
+
+
+@dataclass
+class Build:
+    """A package and, for an int8 model, the compile it came from."""
+
+    package: Package
+    compiled: Compiled | None
+    front: FrontEnd
+
+
+def resolve_model(model: Path | str) -> tuple[Path, dict[str, tuple[int, ...]], Preprocess | None]:
+    """Return a model's file, known shapes and preprocessing; `zoo:NAME` names a zoo model.
+
+    Raises:
+        TilewrightError: E0101 when there is no such file.
+    """
+    text = str(model)
+    if text.startswith("zoo:"):
+        from tilewright.zoo import find, prepare
+
+        recipe = find(text[4:])
+        return prepare(recipe.name), {recipe.input_name: recipe.input_shape}, recipe.preprocess
+    path = Path(model)
+    if not path.is_file():
+        raise TilewrightError(
+            "E0101", f"there is no model file `{path}`", hint="`tilewright zoo` lists models to try"
+        )
+    return path, {}, None
+
+
+def build(
+    model: Path | str, target: Hardware, options: CompileOptions, progress: Progress = _silent
+) -> Build:
+    """Compile a model and keep its levels.
+
+    Raises:
+        TilewrightError: the model, the samples or the target do not allow it.
+    """
+    from tilewright.compiler import compile_model, front_end
+    from tilewright.levels import signature
+
+    path, shapes, preprocess = resolve_model(model)
+    preprocess = options.preprocess or preprocess
+    front = front_end(path, target, shapes={**shapes, **options.shapes}, progress=progress)
+    inputs = {name: shape for name, shape, _ in signature(front.stage.module, front.context)}
+    asked: dict[str, Any] = {"target": target.name, "dtype": options.dtype}
+    used = _Fed(preprocess, inputs)
+    if options.dtype == "float32":
+        program, compiled = float_program(front), None
+        decisions = front.context.decisions
+    else:
+        compiled = compile_model(
+            front,
+            target,
+            samples=used.samples(options),
+            method=options.method,
+            limit=options.samples,
+            progress=progress,
+        )
+        program, decisions = compiled.program, compiled.decisions
+        asked |= {"method": options.method, "samples": compiled.table.samples}
+    from tilewright.codegen.package import PackageContent
+
+    content = PackageContent(
+        program=program,
+        target=target,
+        model_name=path.name if str(model) == str(path) else str(model),
+        model_sha3=hashlib.sha3_256(path.read_bytes()).hexdigest(),
+        preprocess=used.recorded(),
+        options=asked,
+        decisions=[
+            {
+                "layer": item.layer,
+                "stage": item.stage,
+                "fired": item.fired,
+                "reason": item.reason,
+                "details": _plain(item.details),
+            }
+            for item in decisions
+        ],
+    )
+    if compiled is not None:
+        progress("package", 0.98)
+        _add_ir(content, compiled, options.keep_ir)
+    return Build(Package(content), compiled, front)
+
+
+class _Fed:
+    """Samples for calibration, and whether pictures were among them."""
+
+    def __init__(self, preprocess: Preprocess | None, inputs: dict[str, tuple[int, ...]]) -> None:
+        self.preprocess = preprocess
+        self.inputs = inputs
+        self.pictures = preprocess is not None
+
+    def samples(self, options: CompileOptions) -> Samples | None:
+        source = options.calibration
+        if source is None or not isinstance(source, Path):
+            return source
+        return self._read(source, options.samples)
+
+    def _read(self, source: Path, limit: int) -> Iterator[dict[str, Array]]:
+        from tilewright.runtime.preprocess import PICTURE_SUFFIXES, list_samples
+
+        if any(file.suffix.lower() in PICTURE_SUFFIXES for file in list_samples(source)):
+            self.pictures = True
+        for sample in load_samples(source, self.inputs, self.preprocess, limit):
+            yield {name: array.astype(np.float32) for name, array in sample.items()}
+
+    def recorded(self) -> dict[str, Any] | None:
+        """Return the preprocessing to keep in the package: when pictures are this model's input."""
+        from tilewright.runtime.preprocess import PRESETS, fit_to_shape
+
+        if not self.pictures or len(self.inputs) != 1:
+            return None
+        shape = next(iter(self.inputs.values()))
+        return fit_to_shape(self.preprocess or PRESETS["imagenet"], shape).to_json()
+
+
+def _plain(value: Any) -> Any:
+    """Return `value` as JSON can hold it."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        items = sorted(value, key=str) if isinstance(value, set | frozenset) else value
+        return [_plain(item) for item in items]
+    if isinstance(value, np.generic):
+        return _plain(value.item())
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _add_ir(content: PackageContent, compiled: Compiled, levels: Iterable[str]) -> None:
+    """Put the IR of some levels, and the constants they name, into the package."""
+    import tempfile
+
+    from tilewright.ir.io import print_module
+    from tilewright.ir.weights import WeightStore
+
+    store = WeightStore()
+    for level in levels:
+        if level not in compiled.stages:
+            raise UsageError(
+                "E0702",
+                f"there is no level `{level}` to keep",
+                hint=f"levels: {', '.join(compiled.stages)}",
+            )
+        stage = compiled.stages[level]
+        text = print_module(stage.module)
+        content.extras[f"ir/{level}.mlir"] = text.encode()
+        for name in stage.weights:
+            if name not in store and f'"{name}"' in text:
+                store.set(name, stage.weights.get(name))
+    if not len(store):
+        return
+    with tempfile.TemporaryDirectory(prefix="tilewright-") as folder:
+        path = Path(folder) / "weights.safetensors"
+        store.save(path)
+        content.extras["weights.safetensors"] = path.read_bytes()
+
+
+def float_program(front: FrontEnd) -> Program:
+    """Return a program that runs a whole model in float32 on the host.
+
+    Raises:
+        TilewrightError: E0402, something in the model has no float meaning.
+    """
+    from tilewright.codegen.program import HostStep, Port, Program
+    from tilewright.levels import signature
+    from tilewright.runtime.top_to_onnx import export
+
+    model = export(front.stage.module, front.stage.weights)
+    kinds: dict[str, Any] = {"f32": "float32", "i64": "int64", "i32": "int32", "i1": "bool"}
+    inputs = [
+        Port(name, shape, kinds[element])
+        for name, shape, element in signature(front.stage.module, front.context)
+    ]
+    outputs = [
+        Port(
+            name,
+            tuple(model.types[name].get_shape()),
+            kinds[str(model.types[name].get_element_type())],
+        )
+        for name in model.outputs
+    ]
+    step = HostStep(
+        "float",
+        model.proto.SerializeToString(deterministic=True),
+        tuple(model.inputs),
+        tuple(model.outputs),
+        "the model was compiled without quantisation",
+        tuple(name for name in model.values if name not in model.inputs),
+    )
+    return Program(inputs, outputs, np.zeros(0, np.uint8), 0, {}, [step])
+
+
+def compile(
+    model: Path | str,
+    target: Hardware | str | Path = "edge16",
+    *,
+    calibration: Path | str | Samples | None = None,
+    method: str = "kl",
+    samples: int = 100,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+    preprocess: Preprocess | str | None = None,
+    dtype: Literal["int8", "float32"] = "int8",
+) -> Package:
+    """Compile a model for a chip.
+
+    Args:
+        model: An ONNX file, or `zoo:NAME`.
+        target: A target, its name, or its YAML file.
+        calibration: Folder of pictures or arrays, an .npz, or samples (arrays by input name).
+        method: How ranges are chosen: max, kl, ...
+        samples: At most so many samples are used.
+        shapes: Shapes of inputs with dynamic dimensions.
+        preprocess: For pictures; see `tilewright.runtime.preprocess`.
+        dtype: Number type of the activations.
+
+    Raises:
+        TilewrightError: the model, the samples or the target do not allow it.
+    """
+    from tilewright.spec.hardware import Hardware, load_target
+
+    options = CompileOptions(
+        calibration=Path(calibration) if isinstance(calibration, str) else calibration,
+        method=method,
+        samples=samples,
+        shapes=dict(shapes or {}),
+        preprocess=parse_preprocess(preprocess) if isinstance(preprocess, str) else preprocess,
+        dtype=dtype,
+    )
+    hardware = target if isinstance(target, Hardware) else load_target(target)
+    return build(model, hardware, options).package

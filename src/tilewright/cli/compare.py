@@ -1,0 +1,118 @@
+"""`tilewright compare`: two levels of a model, layer by layer, worst first."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    from tilewright.cli.compile import add_compile_options
+
+    parser.epilog = (
+        "tilewright compare zoo:pplcnet --levels quant,tpu       must be equal, code by code\n"
+        "tilewright compare m.onnx --levels float,quant ...       what quantisation costs\n"
+        "Exit code 1 when two integer levels differ.\n"
+    )
+    parser.add_argument(
+        "--levels", default="float,quant", metavar="A,B",
+        help="two of float, quant, linalg, affine, tpu, or `all`: quant against each lower one",
+    )  # fmt: skip
+    parser.add_argument(
+        "--input", "-i", type=Path, metavar="PATH", help="input (default: a calibration sample)"
+    )
+    parser.add_argument("--rows", type=int, default=20, metavar="N", help="show the N worst layers")
+    add_compile_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from tilewright.api import build
+    from tilewright.cli.compile import compile_options
+    from tilewright.cli.output import print_json
+    from tilewright.cli.progress import Progress
+    from tilewright.compare import LEVELS, compare
+    from tilewright.diagnostics import UsageError
+    from tilewright.spec.hardware import load_target
+
+    pairs = [("quant", level) for level in LEVELS[2:]]
+    if options.levels != "all":
+        names = options.levels.split(",")
+        if len(names) != 2 or not all(name in LEVELS for name in names) or names[0] == names[1]:
+            raise UsageError(
+                "E0702",
+                f"--levels `{options.levels}` must be two different levels joined by a comma",
+                hint=f"levels: {', '.join(LEVELS)}; or `all`",
+            )
+        pairs = [(names[0], names[1])]
+    if options.dtype != "int8":
+        raise UsageError("E0702", "compare needs an int8 compile: float32 has only one level")
+    target = load_target(options.target)
+    asked = compile_options(options, "none")
+    with Progress(options.quiet) as progress:
+        made = build(options.model, target, asked, progress)
+        assert made.compiled is not None
+        sample = _sample(options, asked, made)
+        found = []
+        for first, second in pairs:
+            progress(f"compare {first},{second}")
+            found.append(compare(made.compiled, first, second, sample))
+    equal = all(item.exact for item in found if "float" not in (item.first, item.second))
+    if options.json:
+        print_json({"equal": equal, "comparisons": [_json(item) for item in found]})
+    else:
+        for item in found:
+            print(_text(item, options.rows))
+    return 0 if equal else 1
+
+
+def _sample(options: argparse.Namespace, asked: Any, made: Any) -> dict[str, Any]:
+    import numpy as np
+
+    from tilewright.runtime.preprocess import Preprocess, load_samples
+
+    kept = made.package.content.preprocess
+    preprocess = Preprocess.from_json(kept) if kept else None
+    shapes = {port.name: port.shape for port in made.package.inputs}
+    source = options.input or (asked.calibration if isinstance(asked.calibration, Path) else None)
+    if source is None:
+        return dict(next(iter(asked.calibration)))
+    sample = next(load_samples(source, shapes, preprocess, 1))
+    return {name: array.astype(np.float32) for name, array in sample.items()}
+
+
+def _json(item: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return {**asdict(item), "exact": item.exact}
+
+
+def _text(item: Any, rows: int) -> str:
+    from tilewright.cli.output import number, table
+
+    real = item.layers[0].sqnr_db is not None
+    head = f"{item.first} against {item.second}: {len(item.layers)} layers"
+    if not real:
+        wrong = [layer for layer in item.layers if layer.differing]
+        if not wrong:
+            return f"{head}, all equal bit for bit"
+        body = table(
+            ("layer", "elements", "differing", "largest"),
+            [
+                (row.layer, number(row.elements), number(row.differing), f"{row.largest:g}")
+                for row in wrong[:rows]
+            ],
+            "lrrr",
+        )
+        return f"{head}, {len(wrong)} DIFFER, worst first\n{body}"
+    body = table(
+        ("layer", "SQNR dB", "cosine", "largest error"),
+        [
+            (row.layer, f"{row.sqnr_db:.1f}", f"{row.cosine:.5f}", f"{row.largest:.4g}")
+            for row in item.layers[:rows]
+        ],
+        "lrrr",
+    )
+    return f"{head}, worst first\n{body}"

@@ -1,0 +1,205 @@
+"""`tilewright compile`: from a model to a package."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.api import Build, CompileOptions
+    from tilewright.spec.hardware import Hardware
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.epilog = (
+        "tilewright compile m.onnx --target edge16 --calibration-data pictures/ -o m.tpupkg\n"
+        "tilewright compile zoo:pplcnet --target tiny8 -o p.tpupkg\n"
+    )
+    parser.add_argument("--output", "-o", type=Path, help="package to write (MODEL.tpupkg)")
+    parser.add_argument("--report", type=Path, metavar="FILE.html", help="also write a report")
+    parser.add_argument(
+        "--no-simulate", action="store_true", help="do not simulate cycles for the summary"
+    )
+    parser.add_argument(
+        "--keep-ir", default="quant", metavar="LEVELS",
+        help="levels whose IR goes into the package, by comma, `all` or `none` (default quant)",
+    )  # fmt: skip
+    add_compile_options(parser)
+
+
+def add_compile_options(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how a model is compiled (also for `compare`)."""
+    parser.add_argument("model", help="the ONNX file, or zoo:NAME")
+    parser.add_argument("--target", default="edge16", help="target name or file (default edge16)")
+    group = parser.add_argument_group("calibration")
+    group.add_argument(
+        "--calibration-data", type=Path, metavar="PATH",
+        help="folder of pictures or .npy/.npz files, or one .npz (zoo models have their own)",
+    )  # fmt: skip
+    group.add_argument("--calibration-method", default="kl", metavar="NAME", help="kl, max, ...")
+    group.add_argument(
+        "--calibration-samples", type=int, default=100, metavar="N", help="at most N (default 100)"
+    )
+    group.add_argument(
+        "--preprocess", metavar="TEXT",
+        help="for pictures: imagenet, unit, signed, caffe or raw, then ,key=value...",
+    )  # fmt: skip
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="INPUT=1x3x224x224",
+        help="shape of an input with dynamic dimensions (may be repeated)",
+    )  # fmt: skip
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--dtype", choices=("int8", "float32"), default="int8", help="number type")
+    kinds.add_argument(
+        "--fp32", dest="dtype", action="store_const", const="float32",
+        help="no quantisation: everything in float on the host",
+    )  # fmt: skip
+
+
+def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
+    """Read `--shape` values.
+
+    Raises:
+        UsageError: one is not of the form NAME=AxBxC with positive sizes.
+    """
+    from tilewright.diagnostics import UsageError
+
+    shapes: dict[str, tuple[int, ...]] = {}
+    for text in texts:
+        name, equals, sizes = text.rpartition("=")
+        parts = sizes.lower().split("x")
+        if not equals or not name or not all(p.isdecimal() and int(p) > 0 for p in parts):
+            raise UsageError(
+                "E0702",
+                f"--shape `{text}` must be written INPUT=AxBxC",
+                ["for example x=1x3x224x224"],
+            )
+        shapes[name] = tuple(int(part) for part in parts)
+    return shapes
+
+
+def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions:
+    """Return the compile options of a command line.
+
+    Raises:
+        UsageError: an option is wrong.
+        TilewrightError: E0301 when int8 has no calibration data.
+    """
+    from tilewright.api import CompileOptions
+    from tilewright.compiler import LEVELS
+    from tilewright.diagnostics import TilewrightError, UsageError
+    from tilewright.runtime.preprocess import list_samples, parse_preprocess
+
+    if options.calibration_samples < 1:
+        raise UsageError(
+            "E0702", f"--calibration-samples must be 1 or more, not {options.calibration_samples}"
+        )
+    calibration: Any = options.calibration_data
+    if calibration is not None:
+        list_samples(calibration)
+    elif options.dtype == "int8":
+        if not options.model.startswith("zoo:"):
+            raise TilewrightError(
+                "E0301",
+                "int8 needs calibration data",
+                hint="give --calibration-data FOLDER (pictures, .npy or .npz), or --fp32",
+            )
+        from tilewright.zoo import inputs
+
+        calibration = inputs(
+            options.model[4:], min(32, options.calibration_samples), seed=1
+        ).samples()
+    levels = {"all": LEVELS, "none": ()}.get(keep_ir, tuple(filter(None, keep_ir.split(","))))
+    for level in levels:
+        if level not in LEVELS:
+            raise UsageError(
+                "E0702", f"there is no level `{level}`", hint=f"levels: {', '.join(LEVELS)}"
+            )
+    return CompileOptions(
+        calibration=calibration,
+        method=options.calibration_method,
+        samples=options.calibration_samples,
+        shapes=parse_shapes(options.shape),
+        preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
+        dtype=options.dtype,
+        keep_ir=levels,
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    import time
+
+    from tilewright.api import build, resolve_model
+    from tilewright.cli.progress import Progress
+    from tilewright.codegen.files import check_writable
+    from tilewright.spec.hardware import load_target
+
+    target = load_target(options.target)
+    output = options.output or default_output(options.model, target)
+    for path in filter(None, (output, options.report)):
+        check_writable(path)
+    asked = compile_options(options, options.keep_ir)
+    start = time.perf_counter()
+    with Progress(options.quiet) as progress:
+        resolve_model(options.model)
+        made = build(options.model, target, asked, progress)
+        size = made.package.save(output)
+        seconds = time.perf_counter() - start
+        return _finish(options, made, output, size, seconds, progress)
+
+
+def default_output(model: str, target: Hardware) -> Path:
+    """Return `MODEL-TARGET.tpupkg` in the current folder."""
+    stem = model[4:] if model.startswith("zoo:") else Path(model).stem
+    return Path(f"{stem}-{target.name}.tpupkg")
+
+
+def _finish(
+    options: argparse.Namespace, made: Build, output: Path, size: int, seconds: float, progress: Any
+) -> int:
+    from tilewright.cli.output import print_json
+    from tilewright.cli.output import size as human
+
+    report = None
+    if not options.no_simulate or options.report:
+        from tilewright.report.report import make_report
+        from tilewright.runtime.simulation import simulate
+
+        progress("simulate", 0.0)
+        report = make_report(made.package, simulate(made.package))
+        if options.report:
+            write_html(options.report, report)
+    phases = made.compiled.seconds if made.compiled else made.front.seconds
+    if options.json:
+        print_json(
+            {
+                "package": str(output),
+                "bytes": size,
+                "compile_seconds": seconds,
+                "phase_seconds": phases,
+                "report": report.to_json() if report else None,
+            }
+        )
+        return 0
+    from tilewright.report.text import summary
+
+    lines = summary(report) if report else [f"{made.package.content.model_name} compiled"]
+    lines.append(f"  compile    {seconds:.1f} s (measured here)")
+    lines.append(f"  package    {output} ({human(size)})")
+    if options.report:
+        lines.append(f"  report     {options.report}")
+    lines.append(f"next: tilewright run {output} --input FILE")
+    print("\n".join(lines))
+    return 0
+
+
+def write_html(path: Path, report: Any) -> None:
+    """Write the report's page, all of it or nothing."""
+    from tilewright.codegen.files import atomic_output
+    from tilewright.report.html import to_html
+
+    with atomic_output(path) as scratch:
+        scratch.write_text(to_html(report), "utf-8")

@@ -1,0 +1,88 @@
+"""`tilewright simulate`: cycles of a package, or one functional run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument("package", type=Path, help="the .tpupkg file")
+    parser.add_argument(
+        "--level", choices=("cycle", "functional"), default="cycle",
+        help="cycle: time, no values (default); functional: values on random inputs, no time",
+    )  # fmt: skip
+    parser.add_argument("--layers", type=int, metavar="N", help="also list the N slowest layers")
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE.json", help="write a trace for ui.perfetto.dev"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="functional: seed of the inputs")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from tilewright.cli.output import print_json
+    from tilewright.cli.progress import Progress
+    from tilewright.codegen.files import atomic_output, check_writable
+    from tilewright.diagnostics import UsageError
+    from tilewright.runtime.runtime import load
+
+    if options.trace:
+        if options.level != "cycle":
+            raise UsageError("E0702", "--trace needs --level cycle")
+        check_writable(options.trace)
+    package = load(options.package)
+    if options.level == "functional":
+        return _functional(options)
+
+    from tilewright.report.report import make_report
+    from tilewright.report.text import layer_table, summary
+    from tilewright.runtime.simulation import simulate
+
+    with Progress(options.quiet) as progress:
+        progress("simulate")
+        simulation = simulate(package)
+        if options.trace:
+            progress("trace")
+            from tilewright.runtime.simulation import write_trace
+
+            with atomic_output(options.trace) as scratch:
+                write_trace(simulation, package, scratch)
+    report = make_report(package, simulation)
+    if options.json:
+        print_json(report.to_json())
+        return 0
+    print("\n".join(summary(report)))
+    if options.trace:
+        print(f"  trace      {options.trace} (open it at ui.perfetto.dev)")
+    if options.layers:
+        print()
+        print(layer_table(report, options.layers))
+    return 0
+
+
+def _functional(options: argparse.Namespace) -> int:
+    import hashlib
+    import time
+
+    from tilewright.cli.output import number, print_json
+    from tilewright.cli.run import random_inputs
+    from tilewright.runtime.runtime import load
+
+    package = load(options.package)
+    inputs = random_inputs(package, options.seed)
+    start = time.perf_counter()
+    outputs = package.run(inputs)
+    seconds = time.perf_counter() - start
+    digests = {
+        name: hashlib.sha3_256(array.tobytes()).hexdigest() for name, array in outputs.items()
+    }
+    count = sum(len(step.layers) for step in package.content.program.tpu_steps)
+    if options.json:
+        print_json({"seconds": seconds, "instructions": count, "outputs_sha3_256": digests})
+        return 0
+    print(f"{number(count)} instructions executed in {seconds:.2f} s (measured here)")
+    for name, digest in digests.items():
+        print(f"{name}: SHA3-256 {digest[:32]}...")
+    return 0

@@ -1,0 +1,227 @@
+"""Comparing two levels of a compiled model, layer by layer.
+
+Integer levels (quant, linalg, affine, tpu) must agree in every code. The float level is compared
+with an integer one by signal to noise: the float value against the dequantised codes.
+
+The quant and tpu levels run the whole model. The linalg and affine levels run segment by segment,
+each fed with the quant level's codes, so a fault shows in the segment that has it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.diagnostics import TilewrightError, UsageError
+
+if TYPE_CHECKING:
+    from tilewright.compiler import Compiled
+
+Array = npt.NDArray[Any]
+LEVELS = ("float", "quant", "linalg", "affine", "tpu")
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """How far two levels are apart at one layer."""
+
+    layer: str
+    elements: int
+    differing: int
+    """Elements that are not equal."""
+    largest: float
+    """Largest absolute difference: codes, or real values when one level is float."""
+    sqnr_db: float | None
+    """Signal to noise of the second level against the float one; None between integer levels."""
+    cosine: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two levels compared."""
+
+    first: str
+    second: str
+    layers: list[LayerDifference]
+    """Worst first."""
+    only_first: list[str]
+    """Layers the second level has no value of (folded, or kept on the chip)."""
+
+    @property
+    def exact(self) -> bool:
+        """Whether all values that both levels have are equal."""
+        return all(not layer.differing for layer in self.layers)
+
+
+def level_values(compiled: Compiled, level: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return every layer's value at a level: float32, or codes in the layout they are stored in.
+
+    Raises:
+        UsageError: unknown level.
+        TilewrightError: as the level's executor.
+    """
+    from tilewright.quant.reference import QuantSession
+    from tilewright.runtime.float_executor import TopSession
+    from tilewright.runtime.runtime import Executor
+
+    if level not in LEVELS:
+        raise UsageError("E0702", f"there is no level `{level}`", hint=f"{', '.join(LEVELS)}")
+    if level == "float":
+        top = compiled.stages["top"]
+        return TopSession(top.module, top.weights).run_values(inputs)
+    if level == "tpu":
+        executor = Executor(compiled.program, compiled.target)
+        outputs, tensors = executor.run_tensors(inputs, writers(compiled))
+        return {**tensors, **{f"output {name}": array for name, array in outputs.items()}}
+    quant = compiled.stages["quant"]
+    outputs, layers = QuantSession(quant.module, quant.weights).run_layers(inputs)
+    if level == "quant":
+        return {**layers, **{f"output {name}": array for name, array in outputs.items()}}
+    return _segments(compiled, level, layers)
+
+
+def _segments(compiled: Compiled, level: str, codes: dict[str, Array]) -> dict[str, Array]:
+    """Run each function of the linalg or affine level on the codes of the quant level."""
+    from xdsl.dialects.func import FuncOp
+
+    from tilewright.interp.machine import strings
+    from tilewright.interp.run import run_affine, run_linalg
+
+    stage = compiled.stages[level]
+    run = run_linalg if level == "linalg" else run_affine
+    values: dict[str, Array] = {}
+    for op in stage.module.ops:
+        if not isinstance(op, FuncOp) or not op.sym_name.data.startswith("tpu_"):
+            continue
+        results = set(strings(op.attributes.get("result_names")))
+        fed = {
+            name: codes[name]
+            for name in strings(op.attributes.get("arg_names"))
+            if name in codes and name not in results
+        }
+        values.update(run(stage.module, stage.weights, fed, keep=True, function=op.sym_name.data))
+    return values
+
+
+def writers(compiled: Compiled) -> dict[str, set[str]]:
+    """Return the DDR tensors that the instructions of each layer write.
+
+    Read off the affine level: the copies into a DDR buffer carry the layer that instructions do.
+    """
+    from xdsl.dialects.builtin import StringAttr
+    from xdsl.dialects.func import FuncOp
+    from xdsl.ir import Block, Operation
+
+    from tilewright.interp.machine import strings
+
+    found: dict[str, set[str]] = {}
+    for function in compiled.stages["affine"].module.ops:
+        if not isinstance(function, FuncOp) or not function.body.blocks:
+            continue
+        arguments = strings(function.attributes.get("arg_names"))
+        for op in function.walk():
+            layer = op.attributes.get("layer")
+            if op.name != "memref.copy" or not isinstance(layer, StringAttr):
+                continue
+            target = op.operands[1]
+            while isinstance(target.owner, Operation) and target.owner.operands:
+                target = target.owner.operands[0]
+            if isinstance(target.owner, Block):
+                inner = target.owner is not function.body.block
+                name = None if inner else arguments[target.index]  # pyright: ignore
+            else:
+                value = target.owner.attributes.get("value")
+                name = value.data if isinstance(value, StringAttr) else None
+            if name is not None:
+                found.setdefault(layer.data, set()).add(name)
+    return found
+
+
+def scales(compiled: Compiled) -> dict[str, tuple[float, int]]:
+    """Return scale and zero point of every layer with int8 codes."""
+    from tilewright.dialects.quant import quantised, uniform_of
+    from tilewright.quant.graph import layer_of, main_function
+
+    found: dict[str, tuple[float, int]] = {}
+    for op in main_function(compiled.stages["quant"].module).body.block.ops:
+        for index, value in enumerate(op.results):
+            if op.name != "top.weight" and uniform_of(value) is not None:
+                kind = quantised(value)
+                name = layer_of(op) if not index else f"{layer_of(op)}:{index}"
+                found[name] = (float(kind.step), int(kind.zero))
+    return found
+
+
+def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Array]) -> Comparison:
+    """Run two levels on the same inputs and compare every layer both have a value of.
+
+    Raises:
+        UsageError: unknown level.
+        TilewrightError: E0502 when the levels have no layer in common.
+    """
+    left = level_values(compiled, first, inputs)
+    right = level_values(compiled, second, inputs)
+    known = scales(compiled)
+    layers: list[LayerDifference] = []
+    for name, array in left.items():
+        if name not in right:
+            continue
+        other = right[name].reshape(array.shape)
+        kinds = {array.dtype.kind, other.dtype.kind}
+        if kinds == {"i", "f"}:
+            if name not in known:
+                continue
+            layers.append(_real(name, *(_dequantise(item, known[name]) for item in (array, other))))
+        elif "float" in (first, second):
+            layers.append(_real(name, array, other))
+        else:
+            layers.append(_exact(name, array, other))
+    if not layers:
+        raise TilewrightError("E0502", f"levels `{first}` and `{second}` share no layer")
+    layers.sort(
+        key=lambda item: (
+            item.sqnr_db if item.sqnr_db is not None else math.inf,
+            -item.differing / max(1, item.elements),
+        )
+    )
+    return Comparison(first, second, layers, [name for name in left if name not in right])
+
+
+def _dequantise(array: Array, scale: tuple[float, int]) -> Array:
+    if array.dtype.kind == "f":
+        return array
+    return (array.astype(np.int32) - scale[1]).astype(np.float32) * np.float32(scale[0])
+
+
+def _exact(name: str, a: Array, b: Array) -> LayerDifference:
+    wide = np.float64 if a.dtype.kind == "f" else np.int64
+    apart = np.abs(a.astype(wide) - b.astype(wide))
+    largest = float(apart.max(initial=0))
+    return LayerDifference(name, a.size, int(np.count_nonzero(apart)), largest, None, None)
+
+
+def _real(name: str, reference: Array, value: Array) -> LayerDifference:
+    """Compare with the first as the reference."""
+    a, b = reference.astype(np.float64).ravel(), value.astype(np.float64).ravel()
+    noise, signal = float(np.sum((a - b) ** 2)), float(np.sum(a * a))
+    norms = math.sqrt(signal) * float(np.linalg.norm(b))
+    return LayerDifference(
+        name,
+        a.size,
+        int(np.count_nonzero(a != b)),
+        float(np.abs(a - b).max(initial=0)),
+        sqnr_db(signal, noise),
+        float(a @ b) / norms if norms else (1.0 if not noise else 0.0),
+    )
+
+
+def sqnr_db(signal: float, noise: float) -> float:
+    """Return `10 log10(signal / noise)`; infinite without noise, 0 for noise without signal."""
+    if not noise:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal else 0.0

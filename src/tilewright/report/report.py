@@ -1,0 +1,285 @@
+"""The report's figures: what a package costs on its chip, layer by layer, against its bound.
+
+Bound of a layer: the larger of the array's cycles with all products padded to the array's blocks,
+and its least DDR bytes (weights and parameters once; of activations what cannot stay on the chip)
+over DDR's peak bandwidth. Bound of the network: the larger of the two sums. The parts come from the
+compiler (`Program.layer_info`); no schedule, however fused, can be faster.
+
+Cycles of a layer: from the end of everything before it to the end of its last instruction, so that
+overlapping layers are counted once and the column adds up to the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.runtime.runtime import Package
+    from tilewright.runtime.simulation import Simulation
+    from tilewright.spec.hardware import Hardware
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer, or a chain of fused ones."""
+
+    name: str
+    op: str
+    device: str
+    fused: list[str]
+    """Layers executed within this one."""
+    macs: int
+    cycles: int
+    """Simulated; 0 on the host."""
+    bound_cycles: float
+    limit: str
+    """What the bound is: "array" or "ddr"."""
+    ddr_bytes: int
+    """Simulated, data only."""
+    min_ddr_bytes: int
+    sram_bytes: int
+    mac_busy: int
+    """Cycles the array works on it."""
+    start: int
+    end: int
+    reason: str
+    """Why it is on the host."""
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A DMA transfer, for the memory map."""
+
+    kind: str
+    """`load` or `store`."""
+    layer: str
+    start: int
+    end: int
+    ddr_low: int
+    ddr_high: int
+
+
+@dataclass(frozen=True)
+class AccuracyRow:
+    """How near the integer model is to the float one."""
+
+    name: str
+    value: str
+    """With its unit."""
+    over: str
+    """On what inputs."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """All figures of one package."""
+
+    model: str
+    target: str
+    clock_mhz: int
+    cycles: int
+    """Simulated core cycles of the chip's part."""
+    milliseconds: float
+    """The same at the target's clock."""
+    array_bound: float
+    """Cycles."""
+    ddr_bound: float
+    """Cycles."""
+    macs: int
+    array_size: int
+    ddr_bytes: int
+    """Simulated: data and code."""
+    min_ddr_bytes: int
+    ddr_bytes_per_cycle: float
+    sram_peak: int
+    sram_size: int
+    constants_bytes: int
+    workspace_bytes: int
+    instructions: int
+    host: list[dict[str, Any]]
+    """`name`, `layers`, `reason` of each step on the host."""
+    engines: dict[str, dict[str, int]]
+    """Counters of each engine, all programs summed."""
+    layers: list[LayerRow]
+    transfers: list[Transfer]
+    simulator_seconds: float
+    accuracy: list[AccuracyRow] = field(default_factory=list[AccuracyRow])
+
+    @property
+    def bound(self) -> float:
+        """Cycles no schedule can beat."""
+        return max(self.array_bound, self.ddr_bound)
+
+    @property
+    def limit(self) -> str:
+        """What sets the bound."""
+        return "DDR" if self.ddr_bound > self.array_bound else "array"
+
+    @property
+    def ratio(self) -> float:
+        """Cycles over bound; 1 is perfect."""
+        return self.cycles / self.bound if self.bound else 0.0
+
+    @property
+    def array_use(self) -> float:
+        """Useful multiply-accumulates over what the array could do in the time, 0..1."""
+        room = self.cycles * self.array_size**2
+        return self.macs / room if room else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values, the transfers left out."""
+        content = asdict(self)
+        del content["transfers"]
+        return {
+            **content,
+            "bound": self.bound,
+            "limit": self.limit,
+            "ratio": self.ratio,
+            "array_use": self.array_use,
+            "labels": {
+                "cycles": "simulated",
+                "milliseconds": "simulated",
+                "ddr_bytes": "simulated",
+                "bound": "estimated",
+                "sram_peak": "allocated",
+            },
+        }
+
+
+def make_report(
+    package: Package, simulation: Simulation, accuracy: list[AccuracyRow] | None = None
+) -> Report:
+    """Combine a package and its simulation."""
+    program, target = package.content.program, package.content.target
+    info = program.layer_info
+    bandwidth = target.ddr_bytes_per_cycle
+    engines: dict[str, dict[str, int]] = {}
+    for result in simulation.programs.values():
+        for engine, counters in result.engines.items():
+            sums = engines.setdefault(engine, dict.fromkeys(counters, 0))
+            for name, value in counters.items():
+                sums[name] += value
+    least = sum(int(row.get("min_ddr_bytes", 0)) for row in info)
+    return Report(
+        model=package.content.model_name,
+        target=target.name,
+        clock_mhz=target.core_clock_mhz,
+        cycles=simulation.cycles,
+        milliseconds=simulation.cycles / target.core_clock_mhz / 1000,
+        array_bound=float(sum(int(row.get("padded_cycles", 0)) for row in info)),
+        ddr_bound=least / bandwidth,
+        macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
+        array_size=target.array_size,
+        ddr_bytes=simulation.ddr_bytes,
+        min_ddr_bytes=least,
+        ddr_bytes_per_cycle=bandwidth,
+        sram_peak=program.sram_peak_bytes,
+        sram_size=target.sram_size,
+        constants_bytes=program.constants.nbytes,
+        workspace_bytes=program.workspace_bytes,
+        instructions=simulation.total("instructions") if simulation.programs else 0,
+        host=[
+            {"name": step.name, "layers": list(step.layers), "reason": step.reason}
+            for step in program.host_steps
+        ],
+        engines=engines,
+        layers=_layer_rows(info, simulation, target),
+        transfers=_transfers(package, simulation),
+        simulator_seconds=simulation.seconds,
+        accuracy=accuracy or [],
+    )
+
+
+def _layer_rows(
+    info: list[dict[str, Any]], simulation: Simulation, target: Hardware
+) -> list[LayerRow]:
+    """Merge the compiler's layers with the simulator's; a fused layer joins the one before it."""
+    measured: dict[str, tuple[int, int, int, dict[str, int]]] = {}
+    base = 0
+    for result in simulation.programs.values():
+        done = 0
+        for name, counters in sorted(result.layers.items(), key=lambda item: item[1]["end"]):
+            busy = result.layer_engines.get(name, {}).get("mac", {}).get("busy", 0)
+            spent = max(0, counters["end"] - done)
+            done = max(done, counters["end"])
+            moved = {**counters, "start": base + counters["start"], "end": base + counters["end"]}
+            measured[name] = (spent, busy, base, moved)
+        # What follows the last named instruction belongs to no layer, but to the whole.
+        base += result.cycles
+    groups: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    for row in info:
+        # Fused layers bring no transfers of their own.
+        known = measured.get(str(row.get("name")))
+        moves = known is not None and known[3]["ddr_bytes"] > 0
+        on_chip = row.get("device") == "tpu"
+        if on_chip and not moves and groups and groups[-1][0].get("device") == "tpu":
+            groups[-1][1].append(row)
+        else:
+            groups.append((row, []))
+    rows: list[LayerRow] = []
+    for head, tail in groups:
+        every = [head, *tail]
+        array = sum(int(row.get("padded_cycles", 0)) for row in every)
+        least = sum(int(row.get("min_ddr_bytes", 0)) for row in every)
+        ddr = least / target.ddr_bytes_per_cycle
+        parts = [measured[str(r["name"])] for r in every if str(r.get("name")) in measured]
+        rows.append(
+            LayerRow(
+                name=str(head.get("name", "")),
+                op=str(head.get("op", "")),
+                device=str(head.get("device", "")),
+                fused=[str(row.get("name", "")) for row in tail],
+                macs=sum(int(row.get("macs", 0)) for row in every),
+                cycles=sum(part[0] for part in parts),
+                bound_cycles=max(float(array), ddr),
+                limit="ddr" if ddr > array else "array",
+                ddr_bytes=sum(part[3]["ddr_bytes"] for part in parts),
+                min_ddr_bytes=least,
+                sram_bytes=max(int(row.get("sram_bytes", 0)) for row in every),
+                mac_busy=sum(part[1] for part in parts),
+                start=min((part[3]["start"] for part in parts), default=0),
+                end=max((part[3]["end"] for part in parts), default=0),
+                reason=str(head.get("reason", "")),
+            )
+        )
+    return rows
+
+
+MAX_TRANSFERS = 6000
+"""So many are drawn; of more, the largest."""
+
+
+def _transfers(package: Package, simulation: Simulation) -> list[Transfer]:
+    """Return the DMA transfers with their times and DDR ranges."""
+    from tilewright.spec.program import sequence
+
+    executor = package.executor
+    found: list[Transfer] = []
+    base = 0
+    for step in executor.program.tpu_steps:
+        result = simulation.programs.get(step.name)
+        if result is None:
+            continue
+        stream = sequence(executor.code(step), executor.target.scalar_registers, executor.registers)
+        starts, ends = result.log.start.tolist(), result.log.end.tolist()
+        for at, start, end in zip(stream, starts, ends, strict=False):
+            if at.name not in ("dma_load", "dma_store"):
+                continue
+            f = at.fields
+            span = f["n0"] + sum((f[f"n{i}"] - 1) * f[f"ddr_s{i}"] for i in (1, 2, 3))
+            found.append(
+                Transfer(
+                    at.name.removeprefix("dma_"),
+                    at.layer,
+                    base + start,
+                    base + end,
+                    f["ddr"],
+                    f["ddr"] + span,
+                )
+            )
+        base += result.cycles
+    if len(found) > MAX_TRANSFERS:
+        found.sort(key=lambda item: item.ddr_low - item.ddr_high)
+        found = sorted(found[:MAX_TRANSFERS], key=lambda item: item.start)
+    return found
