@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from xdsl.dialects.builtin import StringAttr, SymbolNameConstraint
+from xdsl.dialects.builtin import DictionaryAttr, StringAttr, SymbolNameConstraint
 from xdsl.ir import Attribute, Block, Data, Dialect, Operation, Region
 from xdsl.irdl import (
     IRDLOperation,
@@ -169,6 +169,8 @@ class InstructionOp(IRDLOperation):
         attributes = parser.parse_optional_attr_dict()
         if given is None:
             return cls.create(attributes=attributes)
+        if isinstance(given, DictionaryAttr) and not attributes:
+            return cls.create(attributes=given.data)
         if not isinstance(given, FieldsAttr):
             parser.raise_error("expected #tpu.f<...>")
         return cls.create(

@@ -187,6 +187,7 @@ class _Run:
                 break
             self._set_rates()
             self._advance(self._next_time())
+        self.measured.ddr_profile.append((self.now, 0.0))
         timings = [plan.timing for plan in self.plans]
         return collect(self.stream, timings, self.measured, self.ready_at)
 

@@ -1,0 +1,6 @@
+// RUN: not tpu-mlir-opt %s 2>&1 | filecheck %s
+
+// CHECK: must end with its only
+tpu.program @p {
+  tpu.fence
+}
