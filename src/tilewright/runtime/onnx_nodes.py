@@ -194,17 +194,38 @@ def _max_pool(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -
         raise TilewrightError(
             "E0402", f'max_pool "{op.layer_name}": indices are defined for NCHW only'
         )
+    kernel, pads = attrs.ints("kernel"), list(attrs.ints("pads"))
+    ceil = attrs.flag("ceil_mode")
+    if ceil:
+        # onnxruntime's kernel and its shape inference disagree on windows that start in the
+        # padding; explicit padding (minus infinity either way) leaves nothing to round.
+        _, _, sizes = top.spatial.split_image(tensor_type(op.operands[0]).get_shape(), attrs)
+        _, _, results = top.spatial.split_image(tensor_type(op.results[0]).get_shape(), attrs)
+        ends = _reached(sizes, results, attrs)
+        if all(end < size for end, size in zip(ends, kernel, strict=True)):
+            ceil, pads[len(kernel) :] = False, ends
     graph.emit(
         "MaxPool",
         ins,
         outs,
-        kernel_shape=list(attrs.ints("kernel")),
+        kernel_shape=list(kernel),
         strides=list(attrs.ints("strides")),
-        pads=list(attrs.ints("pads")),
+        pads=pads,
         dilations=list(attrs.ints("dilations")),
-        ceil_mode=int(attrs.flag("ceil_mode")),
+        ceil_mode=int(ceil),
         storage_order=attrs.integer("storage_order", 0),
     )
+
+
+def _reached(sizes: Sequence[int], results: Sequence[int], attrs: top.Attrs) -> list[int]:
+    """Return how far behind the input the last window of a pool reaches, an axis each."""
+    kernel, strides = attrs.ints("kernel"), attrs.ints("strides")
+    pads, dilations = attrs.ints("pads"), attrs.ints("dilations")
+    last = [
+        (result - 1) * strides[i] - pads[i] + dilations[i] * (kernel[i] - 1) + 1
+        for i, result in enumerate(results)
+    ]
+    return [max(0, end - size) for end, size in zip(last, sizes, strict=True)]
 
 
 def window_counts(
@@ -256,13 +277,7 @@ def _avg_pool(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -
     _, _, results = top.spatial.split_image(tensor_type(op.results[0]).get_shape(), attrs)
     dtype = top.numpy_dtype(source.get_element_type())
     rank = len(sizes)
-    ends = [
-        max(pads[i + rank], (results[i] - 1) * strides[i] + dilations[i] * (kernel[i] - 1) + 1)
-        - sizes[i]
-        - pads[i]
-        for i in range(rank)
-    ]
-    ends = [max(0, end) for end in ends]
+    ends = _reached(sizes, results, attrs)
     padded = graph.emit(
         "Pad",
         [

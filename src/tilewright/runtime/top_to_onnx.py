@@ -125,6 +125,9 @@ def export(
         if isinstance(op, top.NoneOp):
             names[op.result] = ""
         elif isinstance(op, top.WeightOp):
+            if op.result.first_use is None:
+                # onnxruntime drops it, and would then not find what is handed over for it.
+                continue
             key = op.layer_name
             if key not in added:
                 if key not in weights:
