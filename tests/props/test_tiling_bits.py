@@ -1,4 +1,4 @@
-"""Tiled nests compute what the untiled linalg level does, bit for bit, on machines small enough to force many tiles."""
+"""Tiled nests compute what the untiled level does, on machines small enough for many tiles."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.quant_graphs import Graph, codes, random_codes
 from xdsl.dialects.affine import ForOp
 from xdsl.dialects.builtin import ModuleOp
 
-from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
 from tilewright.interp.run import run_affine, run_linalg
@@ -70,7 +70,8 @@ def convolutions(draw: st.DrawFn) -> dict[str, Any]:
     return {
         "group": group,
         "ins": group * (1 if depthwise else draw(st.integers(1, 11))),
-        "outs": group * (draw(st.sampled_from([1, 1, 2])) if depthwise else draw(st.integers(1, 11))),
+        "outs": group
+        * (draw(st.sampled_from([1, 1, 2])) if depthwise else draw(st.integers(1, 11))),
         "image": (draw(st.integers(1, 3)), draw(st.integers(1, 19)), draw(st.integers(1, 19))),
         "kernel": (draw(st.integers(1, 5)), draw(st.integers(1, 5))),
         "strides": (draw(st.integers(1, 4)), draw(st.integers(1, 4))),
@@ -106,7 +107,8 @@ def test_convolution(case: dict[str, Any], seed: int) -> None:
         same_bits(graph, tiny(case["sram"], lanes=case["lanes"]), y, seed=seed, stock=False)
     except TilewrightError as error:
         # One kernel position of a few pixels always fits; only whole groups may not.
-        assert error.code == "E0401" and case["group"] > 1
+        if error.code != "E0401" or case["group"] == 1:
+            raise
 
 
 def test_reduction_split_over_channels_and_kernel() -> None:

@@ -1,7 +1,7 @@
 """Tile sizes of layers that run on the vector unit or only move data.
 
-The tile is a box of the loop axes of the layer; every operand says which part of it a tile needs. `choose_box` takes the cheapest
-box that fits.
+The tile is a box of the loop axes of the layer; every operand says which part of it a tile needs.
+`choose_box` takes the cheapest box that fits.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class BoxOperand:
 
 @dataclass(frozen=True)
 class BoxProblem:
-    """A layer of the vector unit: loop axes (outermost first, the last are channels) and operands."""
+    """A layer of the vector unit: loop axes (outermost first, channels last) and operands."""
 
     sizes: tuple[int, ...]
     operands: tuple[BoxOperand, ...]

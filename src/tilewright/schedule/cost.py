@@ -84,7 +84,7 @@ class NestCost:
     def move(
         self, size_bytes: float, runs: float, times: int, overlapped: bool, rate: Rates
     ) -> None:
-        """Count `times` transfers of a tile; those that cannot overlap with compute wait in full."""
+        """Count `times` transfers of a tile; without overlap all of them stand alone."""
         cycles = rate.transfer(size_bytes, runs)
         self.memory += times * cycles
         self.ddr_bytes += times * size_bytes

@@ -1,8 +1,9 @@
 """Tile sizes of convolutions, matrix products and window sums.
 
-A tile is a box of output pixels and channels, and with a split reduction a part of the input channels and of the kernel. `choose_conv`
-enumerates tiles that fit SRAM and the chip's limits, and returns the cheapest by `schedule/cost.py`. Reductions are split only
-when no tile fits without, input channels first, then kernel rows, then kernel columns.
+A tile is a box of output pixels and channels, and with a split reduction a part of the input
+channels and of the kernel. `choose_conv` enumerates tiles that fit SRAM and the chip's limits, and
+returns the cheapest by `schedule/cost.py`. Reductions are split only when no tile fits
+without: input channels first, then kernel rows, then kernel columns.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ class ConvTiling:
     rows: int
     columns: int
     weights_outer: bool = True
-    """Channel loops are outside the pixel loops: weights are loaded once, activations once a channel tile."""
+    """Channel loops are outside: weights are loaded once, activations once a channel tile."""
     input_slots: int = 1
     weight_slots: int = 1
     output_slots: int = 1
@@ -187,9 +188,11 @@ class ConvTiling:
 
     def describe(self, problem: ConvProblem) -> str:
         """Return the tile and the loop order in words."""
-        text = f"tiles of {self.rows}x{self.columns} pixels, {self.groups * self.out_channels} channels"
+        channels = self.groups * self.out_channels
+        text = f"tiles of {self.rows}x{self.columns} pixels, {channels} channels"
         if self.in_channels < problem.group_in or self.kernel != problem.kernel:
-            text += f", reducing {self.in_channels} inputs x {self.kernel[0]}x{self.kernel[1]} at a time"
+            kernel = f"{self.kernel[0]}x{self.kernel[1]}"
+            text += f", reducing {self.in_channels} inputs x {kernel} at a time"
         return text + (", weights outer" if self.weights_outer else ", activations outer")
 
     def parameter_slots(self, problem: ConvProblem) -> int:
@@ -216,7 +219,7 @@ class NoFit:
     """Nothing fits."""
 
     buffers: tuple[TileBuffer, ...]
-    """The tiles of the smallest candidate (empty if a limit of the chip, not memory, is in the way)."""
+    """The tiles of the smallest candidate; empty if not memory but a limit is in the way."""
     needed_bytes: int
     """The SRAM that candidate needs."""
     reason: str
@@ -225,7 +228,8 @@ class NoFit:
 def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
     """Return how often a tile is filled that changes with the loops in `names`.
 
-    It is filled inside the innermost of them that has more than one iteration, hence once for every iteration of all loops around.
+    It is filled inside the innermost of them that has more than one iteration, hence once for every
+    iteration of all loops around.
     """
     total = count = 1
     for loop in loops:
@@ -271,7 +275,7 @@ def _channel_tiles(
 
 
 def _even(size: int, unit: int) -> list[int]:
-    """Return parts of `size`, smaller than it if possible, preferring those that leave no remainder."""
+    """Return parts of `size`; those that leave no remainder if there are several."""
     parts = shares(size, unit)
     even = [part for part in parts if size % part == 0]
     return even if len(even) >= min(4, len(parts)) else parts

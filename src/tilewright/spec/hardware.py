@@ -10,7 +10,7 @@ import hashlib
 import json
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -169,6 +169,10 @@ class Hardware(BaseModel):
         if self.matrix_registers % 2:
             raise ValueError(f"matrix_registers must be even, not {self.matrix_registers}")
         return self
+
+    if TYPE_CHECKING:
+        # Frozen models are hashable; pydantic makes the method where type checkers do not see it.
+        def __hash__(self) -> int: ...
 
     @property
     def array_size(self) -> int:

@@ -1,0 +1,1 @@
+"""From whole tensors to loops over tiles in SRAM."""

@@ -19,7 +19,7 @@ def plain(op: GenericOp) -> Region:
 
 
 def reordered(op: GenericOp, order: Sequence[int | Attribute]) -> Region:
-    """Return a copy whose arguments are the old ones in `order`; a type stands for an argument not read."""
+    """Return a copy with the arguments in `order`; a type stands for one that is not read."""
     region = op.body.clone()
     block = region.block
     old = list(block.args)
@@ -34,7 +34,7 @@ def reordered(op: GenericOp, order: Sequence[int | Attribute]) -> Region:
 
 
 def load_from(region: Region, buffer: SSAValue, drop_leading: int = 0) -> Region:
-    """Read `buffer` where the body extracts from a tensor, without the first `drop_leading` indices."""
+    """Read `buffer` where the body extracts from a tensor, by all but the leading indices."""
     for op in list(region.block.ops):
         if isinstance(op, tensor.ExtractOp):
             indices = list(op.indices)[drop_leading:]

@@ -1,7 +1,7 @@
-"""The nest of a layer whose tiles are boxes: elementwise, copies, tables, pooling, resizing, plain moves.
+"""The nests of layers whose tiles are boxes: vector work and plain moves.
 
-Loops over the axes in the tiler's order; every operand is loaded inside the innermost loop it changes with, the result is
-stored after the compute op.
+Loops over the axes in the tiler's order; every operand is loaded inside the innermost loop it
+changes with, the result is stored after the compute op.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ from tilewright.transforms.affine.tiles import Span, load, store
 
 @dataclass(frozen=True)
 class BoxTensor:
-    """An operand's tensor in DDR: leading dimensions are the outer loops (1 where it broadcasts), then the operand's."""
+    """An operand's tensor in DDR.
+
+    Its leading dimensions are the outer loops (1 where it broadcasts), the others the operand's.
+    """
 
     value: SSAValue
     operand: BoxOperand
@@ -39,7 +42,7 @@ Compute = Callable[[list[View]], None]
 
 @dataclass
 class BoxNest:
-    """Emits one nest. The last tensor is the result; with one tensor (`moved_to`) tiles only pass through SRAM."""
+    """Emits one nest; the last tensor is the result."""
 
     nest: Nest
     layer: str
@@ -149,9 +152,10 @@ class BoxNest:
 
 @dataclass
 class MoveNest:
-    """Copies a box of one DDR tensor to another through SRAM: concatenation, slices, padding's inside.
+    """Copies a box of one DDR tensor to another through SRAM.
 
-    `source` and `target` have equal rank; element i of the box is read at `starts[i] + i * steps[i]` and written at `offsets`.
+    `source` and `target` have equal rank; element i of the box is read at `starts[i] + i *
+    steps[i]` and written at `offsets`.
     """
 
     nest: Nest

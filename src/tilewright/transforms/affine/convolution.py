@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from xdsl.dialects.builtin import (
     ArrayAttr,
     IntegerAttr,
-    StringAttr,
     i8,
     i32,
     i64,
@@ -298,6 +297,3 @@ def emit_lookup(nest: Nest, op: GenericOp, source: View, values: View, target: V
 
 def _ints(values: tuple[int, int]) -> Attribute:
     return ArrayAttr([IntegerAttr(value, i64) for value in values])
-
-
-__all__ = ["ConvLayer", "ConvNest", "StringAttr", "emit_lookup"]

@@ -1,6 +1,7 @@
 """Index arithmetic that folds: linear expressions over loop variables with known ranges.
 
-An expression becomes an `affine.apply` or `affine.min` only where it is not constant, so that full tiles have static shapes.
+An expression becomes an `affine.apply` or `affine.min` only where it is not constant, so that full
+tiles have static shapes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from math import prod
 
 import numpy as np
@@ -35,6 +36,7 @@ from tilewright.transforms.affine.segment import (
 )
 from tilewright.transforms.linalg.rounding import Output
 
+Shape = tuple[int, ...]
 MAX_PADDING = 255
 """Rows or columns of padding one DMA writes."""
 PARAMETERS = (("bias", np.int32), ("mult", np.int32), ("shift", np.int8))
@@ -48,7 +50,7 @@ class Segment:
         self.target = target
         self.function = function
         self.added: list[str] = []
-        """Names of constants that became arguments: parameters of scalar requantisations, a value a channel."""
+        """Constants that became arguments: scalar requantisations, one value a channel."""
         self._scalars: dict[GenericOp, tuple[SSAValue, SSAValue, SSAValue]] = {}
         self._fused: set[Operation] = set()
         self._returned: set[SSAValue] = set()
@@ -95,7 +97,7 @@ class Segment:
         return [item.data for item in value if isinstance(item, StringAttr)]
 
     def _scalar_parameters(self, block: Block) -> list[Attribute]:
-        """Store the parameters of scalar requantisations as arrays, one value a channel, as the vector unit reads them."""
+        """Store the parameters of scalar requantisations by channel, as the chip reads them."""
         types: list[Attribute] = []
         for op in block.ops:
             if not isinstance(op, GenericOp) or text(op, "kind") != "requant" or len(op.inputs) > 1:
@@ -109,7 +111,7 @@ class Segment:
         return types
 
     def _bind(
-        self, buffers: Buffers, results: list[SSAValue], outputs: list[SSAValue]
+        self, buffers: Buffers, results: Sequence[SSAValue], outputs: Sequence[SSAValue]
     ) -> list[tuple[SSAValue, SSAValue]]:
         """Let layers write straight into the function's results; returns what has to be copied."""
         copies: list[tuple[SSAValue, SSAValue]] = []
@@ -207,7 +209,7 @@ class Segment:
                 [f"it rounds {rounding}; `{self.target.name}` rounds {self.target.rounding}"],
             )
         if text(reduce, "kind") not in ("conv", "sum"):
-            return self._generic_error(reduce)
+            raise self._no_instruction(reduce)
         result, lut = op.results[0], self._lookup_after(op)
         if lut is not None:
             self._fused.add(lut)
@@ -251,8 +253,8 @@ class Segment:
             ),
         ).emit()
 
-    def _generic_error(self, op: GenericOp) -> None:
-        raise TilewrightError(
+    def _no_instruction(self, op: GenericOp) -> TilewrightError:
+        return TilewrightError(
             "E0402",
             f'layer "{text(op, "layer")}" cannot run on the chip',
             [f"there is no instruction for a reduction of kind {text(op, 'kind')}"],
@@ -273,8 +275,10 @@ class Segment:
         )
         return user
 
-    def _problem(self, reduce: GenericOp, op: GenericOp, source: SSAValue, table: bool):
-        """Return sizes, shapes of x and y as [n, h, w, c], and how to get the weights as [o, i, kh, kw]."""
+    def _problem(
+        self, reduce: GenericOp, op: GenericOp, source: SSAValue, table: bool
+    ) -> tuple[ConvProblem, Shape, Shape, Callable[[Buffers], SSAValue]]:
+        """Return sizes, x and y as [n, h, w, c], and what gives the weights as [o, i, kh, kw]."""
         kind, y = text(reduce, "kind"), tensor_shape(op.results[0])
         x = tensor_shape(source)
         if kind == "conv" and text(reduce, "layout") == "rows":
@@ -332,7 +336,7 @@ def _is_alias(op: Operation) -> bool:
 
 
 def _unpadded(value: SSAValue) -> tuple[SSAValue, tensor.PadOp | None]:
-    """Return the image a window operation reads, and its padding; grouping of channels is looked through."""
+    """Return the image a window operation reads, before padding and grouping, and its padding."""
     reader = text(next(iter(value.uses)).operation, "layer")
     if isinstance(value.owner, tensor.ExpandShapeOp) and text(value.owner, "layer") == reader:
         value = value.owner.operands[0]

@@ -7,7 +7,7 @@ from math import prod
 
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import IntegerAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.box import BoxAxis, BoxOperand, BoxProblem
@@ -99,7 +99,8 @@ def lower_extract(buffers: Buffers, op: tensor.ExtractSliceOp) -> None:
     # A last axis taken whole continues the one before it.
     while len(full) > 1 and sizes[-1] == full[-1] and steps[-1] == 1 and steps[-2] == 1:
         run = full.pop()
-        sizes.pop(), starts.pop(), steps.pop()
+        for item in (sizes, starts, steps):
+            item.pop()
         full[-1] *= run
         sizes[-1] *= run
         starts[-1] *= run
@@ -132,13 +133,3 @@ def lower_pad(buffers: Buffers, op: tensor.PadOp) -> None:
             sizes = [*inside[:axis], size, *whole[axis + 1 :]]
             at = [*low[:axis], start, *zeros[axis + 1 :]]
             move(buffers, layer, target, target, sizes, zeros, ones, at, fill=value)
-
-
-__all__ = [
-    "Operation",
-    "copy_whole",
-    "lower_extract",
-    "lower_insert",
-    "lower_pad",
-    "pad_value",
-]

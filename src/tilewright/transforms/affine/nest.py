@@ -1,11 +1,12 @@
 """Builder of loop nests: tile loops, SRAM tiles, views, copies and compute ops.
 
-All ops it makes carry `layer`. Extents that are the same expression on both sides of a copy give the same SSA values, so that types match.
+All ops it makes carry `layer`. Extents that are the same expression on both sides of a copy give
+the same SSA values, so that types match.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -76,8 +77,8 @@ class Nest:
         return op
 
     @contextmanager
-    def loop(self, size: int, step: int) -> Iterator[Index]:
-        """Open a loop over `0, step, ... < size`; a single iteration opens none and gives the constant 0."""
+    def loop(self, size: int, step: int) -> Generator[Index]:
+        """Open a loop over `0, step, ... < size`; one iteration needs none and gives 0."""
         if step >= size:
             yield Index(0)
             return
@@ -168,7 +169,7 @@ class Nest:
         drop: Sequence[int] = (),
         strides: Sequence[int] | None = None,
     ) -> View:
-        """Take a box of `source`; dimensions in `drop` (of size 1) vanish. The whole box is `source` itself."""
+        """Take a box of `source` (itself if that is all of it); dimensions in `drop` vanish."""
         starts, extents = [Index.of(item) for item in offsets], [Index.of(item) for item in sizes]
         steps = list(strides or [1] * len(extents))
         whole = all(

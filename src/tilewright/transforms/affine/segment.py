@@ -1,4 +1,4 @@
-"""What the layers of one function share while it is rebuilt on buffers: names, buffers, builder, log."""
+"""What the layers of one function share while it is rebuilt: buffers, builder, log."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     IntegerAttr,
+    IntegerType,
     MemRefType,
     StringAttr,
     TensorType,
@@ -56,8 +57,8 @@ class Buffers:
     def make(self, value: SSAValue, producer: Operation, strided: bool = False) -> SSAValue:
         """Return a buffer for a tensor that a nest will write.
 
-        With `strided` the nest can write a tensor that is not dense: an operand of a concatenation, used by nothing else, then lies
-        inside the result's buffer.
+        With `strided` the nest can write a tensor that is not dense: an operand of a concatenation,
+        used by nothing else, then lies inside the result's buffer.
         """
         found = self.known.get(value)
         if found is not None:
@@ -96,7 +97,7 @@ class Buffers:
         return self.nest.view(view_of(whole), offsets, sizes).value
 
     def concatenation(self, insert: tensor.InsertSliceOp) -> SSAValue:
-        """Return the buffer of the concatenation that `insert` is part of; the whole chain of insertions shares it.
+        """Return the buffer of the concatenation that `insert` is part of; its chain shares it.
 
         Raises:
             TilewrightError: E0501, the chain does not start from a new tensor.
@@ -128,7 +129,7 @@ class Buffers:
 
 
 def _insertion_into(value: SSAValue) -> tensor.InsertSliceOp | None:
-    """Return the insertion that continues the chain at `value`: its only user, as the destination."""
+    """Return the insertion that continues the chain at `value`, its only user."""
     users = [use.operation for use in value.uses]
     if len(users) == 1 and isinstance(users[0], tensor.InsertSliceOp) and users[0].dest is value:
         return users[0]
@@ -189,19 +190,6 @@ def numbers(op: Operation, key: str) -> tuple[int, ...]:
     return tuple(item.value.data for item in value if isinstance(item, IntegerAttr))
 
 
-def values_of(array: DenseArrayBase) -> tuple[int, ...]:
+def values_of(array: DenseArrayBase[IntegerType]) -> tuple[int, ...]:
     """Return the integers of a dense array attribute."""
     return tuple(int(item) for item in array.get_values())
-
-
-__all__ = [
-    "PASS",
-    "RESHAPES",
-    "Buffers",
-    "number",
-    "numbers",
-    "out_of_memory",
-    "tensor_shape",
-    "text",
-    "values_of",
-]

@@ -13,25 +13,26 @@ After, one loop nest a layer (docs/concepts/machine.md, "Conventions of the affi
       linalg.generic {kind = "conv"} ins(%t, %w_tile) outs(%acc)
       ...
 
-A requantisation belongs to the nest of the reduction it finishes, and so does a lookup that is the only user of its result. Reshapes are
-other views of the same buffer.
+A requantisation belongs to the nest of the reduction it finishes, and so does a lookup that is the
+only user of its result. Reshapes are other views of the same buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    IntegerType,
     MemRefType,
     ModuleOp,
     StringAttr,
     TensorType,
 )
-from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.passes import ModulePass
 
 from tilewright.diagnostics import TilewrightError
@@ -44,8 +45,9 @@ from tilewright.transforms.affine.layers import Segment
 class TileAndBufferizePass(ModulePass):
     """Tile the linalg level for the target's SRAM.
 
-    Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their last arguments; `arg_names` names
-    all arguments and `result_names` the results. A module without tensor functions of the chip is left alone.
+    Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
+    last arguments; `arg_names` names all arguments and `result_names` the results. A module without
+    tensor functions of the chip is left alone.
     """
 
     name = "tile-and-bufferize"
@@ -54,8 +56,8 @@ class TileAndBufferizePass(ModulePass):
         """Rewrite the module in place.
 
         Raises:
-            TilewrightError: E0401 when a layer does not fit SRAM however it is cut, E0402 when the chip has no instruction for it,
-            E0403 for images that are not NHWC.
+            TilewrightError: E0401 when a layer does not fit SRAM however it is cut, E0402 when the
+            chip has no instruction for it, E0403 for images that are not NHWC.
         """
         context = compile_context(ctx)
         functions = [item for item in op.body.block.ops if isinstance(item, func.FuncOp)]
@@ -149,7 +151,7 @@ class _Module:
         op: func.CallOp,
         block: Block,
         values: dict[SSAValue, SSAValue],
-        constants: dict[str, SSAValue],
+        constants: Mapping[str, SSAValue],
         added: dict[str, list[str]],
     ) -> None:
         name = op.callee.root_reference.data
@@ -170,9 +172,4 @@ class _Module:
 
 
 def _element(item_bytes: int) -> Attribute:
-    from xdsl.dialects.builtin import IntegerType
-
     return IntegerType(8 * item_bytes)
-
-
-__all__: Sequence[str] = ["Operation", "TileAndBufferizePass", "buffer_type"]

@@ -13,7 +13,7 @@ from tilewright.transforms.affine.nest import Nest, View
 
 @dataclass(frozen=True)
 class Span:
-    """The part of one dimension that a tile needs; it may begin before the tensor or end after it."""
+    """The part of one dimension that a tile needs; it may reach beyond the tensor."""
 
     first: Index
     length: Index
@@ -40,7 +40,9 @@ def load(
     tile: View,
     fill: int = 0,
 ) -> View:
-    """Fill `tile` from the box of `source` at index `outer` of its leading dimensions; returns the part used.
+    """Fill `tile` from a box of `source`; returns the part used.
+
+    `outer` is the index of the leading dimensions.
 
     Where the box leaves the tensor the tile holds `fill`.
     """

@@ -1,8 +1,8 @@
-"""Layers of the vector unit: elementwise, rescaling, tables, transposition, maximum pooling, resizing."""
+"""Layers of the vector unit: elementwise, tables, transposition, pooling, resizing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 
 from xdsl.dialects import tensor
@@ -27,7 +27,6 @@ from tilewright.transforms.affine.convolution import emit_lookup
 from tilewright.transforms.affine.nest import ACCUMULATORS, View, dims, table, view_of
 from tilewright.transforms.affine.segment import (
     Buffers,
-    number,
     numbers,
     out_of_memory,
     tensor_shape,
@@ -74,10 +73,11 @@ def scalars(op: Operation) -> dict[str, Attribute]:
 def merged_shape(
     shape: tuple[int, ...], operands: Sequence[tuple[int, ...]], word: int
 ) -> tuple[list[int], list[list[bool]]]:
-    """Merge the axes of a broadcast operation; returns sizes and, per operand, whether it spans each axis.
+    """Merge axes of a broadcast operation; returns sizes and, per operand, whether it spans each.
 
-    Neighbours that every operand walks alike become one axis; the last axis stays (its elements are a pixel's channels).
-    Without broadcasting the whole tensor is cut into rows of whole words where the channels are not.
+    Neighbours that every operand walks alike become one axis; the last axis stays (its elements are
+    a pixel's channels). Without broadcasting the whole tensor is cut into rows of whole words where
+    the channels are not.
     """
     padded = [(1,) * (len(shape) - len(item)) + item for item in operands]
     if all(item == shape for item in padded):
@@ -116,7 +116,7 @@ def emit_elementwise(
     attributes: dict[str, Attribute],
     values: SSAValue | None = None,
 ) -> None:
-    """Append the nest of an operation that writes every element once; `values` is a lookup table."""
+    """Append the nest of an operation that writes each element once; `values` is a table."""
     result = op.results[0]
     shape = tensor_shape(result)
     sizes, spans = merged_shape(
@@ -187,11 +187,11 @@ def _run(
     outer: tuple[int, ...],
     tensors: Sequence[BoxTensor],
     compute: Compute,
-    prepare: object = None,
+    prepare: Callable[[], None] | None = None,
 ) -> None:
     nest = BoxNest(buffers.nest, layer, problem, tiling, outer, tensors, compute)
-    if callable(prepare):
-        nest.prepare = lambda: prepare() and None
+    if prepare is not None:
+        nest.prepare = prepare
     nest.emit()
 
 
@@ -225,7 +225,8 @@ def lower_lookup(buffers: Buffers, op: GenericOp) -> None:
 def merged_permutation(shape: tuple[int, ...], perm: Sequence[int]) -> tuple[list[int], list[int]]:
     """Return sizes of the merged result axes and the permutation between merged axes.
 
-    Axes of size 1 go; result axes that are neighbours in the source too become one. A result of one axis means that nothing moves.
+    Axes of size 1 go; result axes that are neighbours in the source too become one. A result of one
+    axis means that nothing moves.
     """
     kept = [axis for axis in perm if shape[axis] != 1]
     groups: list[list[int]] = []
@@ -414,17 +415,3 @@ def lower_resize(buffers: Buffers, op: GenericOp) -> None:
 
 def _ints(values: Sequence[int]) -> Attribute:
     return ArrayAttr([IntegerAttr(value, i64) for value in values])
-
-
-__all__ = [
-    "choose",
-    "lower_eltwise",
-    "lower_lookup",
-    "lower_pool",
-    "lower_rescale",
-    "lower_resize",
-    "lower_transpose",
-    "moves_nothing",
-    "number",
-    "table_of",
-]
