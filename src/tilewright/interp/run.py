@@ -67,7 +67,12 @@ def run_linalg(
             arguments.append(outputs[name])
         else:
             raise fault(f'no value for the argument "{name}"')
-    results = machine.run(target.sym_name.data, arguments)
+    from threadpoolctl import threadpool_limits
+
+    # Tiles make small products; a second BLAS thread that has to wait for a busy core makes each
+    # of them take milliseconds (ResNet-50's affine level: 40 s instead of 6 s on a loaded machine).
+    with threadpool_limits(1, "blas"):
+        results = machine.run(target.sym_name.data, arguments)
     returned = [name for name in result_names if name not in outputs]
     if len(returned) != len(results):
         raise fault(f"@{target.sym_name.data}: result_names does not name every result")
