@@ -43,7 +43,7 @@ if [ ! -e .venv ]; then
 fi
 rm -f .venv/.ready-"$kind"-*
 
-pip=(.venv/bin/python -m pip --disable-pip-version-check --quiet)
+pip=(.venv/bin/python -m pip --disable-pip-version-check -qq)
 if [ "$kind" = run ]; then
   say "installing tilewright"
   "${pip[@]}" install -e .
