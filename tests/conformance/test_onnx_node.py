@@ -19,9 +19,7 @@ def outcomes() -> list[Outcome]:
     return run_all(node_tests())
 
 
-def test_nothing_is_wrong(
-    outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_is_wrong(outcomes: list[Outcome], capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():
         print(f"\nONNX node tests: {tally(outcomes)}")
     wrong = [f"{outcome.name}: {outcome.reason}" for outcome in outcomes if outcome.kind == "wrong"]

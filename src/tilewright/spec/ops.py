@@ -291,9 +291,7 @@ def reference_parts(
         (name, row.status, ", ".join(f"`top.{op}`" for op in row.top), row.reason)
         for name, row in sorted(ONNX_OPS.items())
     ]
-    top_rows = [
-        (f"`top.{name}`", row.place, row.reason) for name, row in sorted(TOP_OPS.items())
-    ]
+    top_rows = [(f"`top.{name}`", row.place, row.reason) for name, row in sorted(TOP_OPS.items())]
     return [
         "direct: one operation of `top`. composed: several, or the body ONNX defines for it. "
         "host: at least one part runs in float on the host. folded: computed at compile time. "

@@ -15,7 +15,7 @@ import numpy as np
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.onnx import UnknownValueError, element_type, schema_of
-from tilewright.frontends.onnx.infer import Value, evaluate, infer_types
+from tilewright.frontends.onnx.infer import Value, evaluate, infer_types, node_title
 from tilewright.frontends.onnx.reader import Model, domain_of
 from tilewright.frontends.onnx.tensors import Array, densify, load_tensor, malformed
 from tilewright.spec.ops import SHAPE_OPERANDS, importable
@@ -363,7 +363,10 @@ class GraphWalker:
         condition = inputs[0]
         if condition.constant is None or condition.size != 1:
             if not condition.known:
-                return [Value(name) for name in node.output]
+                # Behind an operator that is not supported: that one is reported.
+                outputs = [Value(name) for name in node.output]
+                self._record(node, inputs, outputs, scope, 0)
+                return outputs
             return self._refuse(node, inputs, scope, "its condition is not known at compile time")
         wanted = "then_branch" if bool(condition.constant.reshape(-1)[0]) else "else_branch"
         graph = next((a.g for a in node.attribute if a.name == wanted), None)
@@ -431,13 +434,6 @@ def constant(name: str, array: Array, elem_type: int) -> Value:
 def _label(node: NodeProto) -> str:
     """The user's name of a node, or one made of its operator and first output."""
     return node.name or f"{node.op_type}({next((o for o in node.output if o), '')})"
-
-
-def node_title(node: NodeProto) -> str:
-    """Name a node for a message: `Conv "conv1"`."""
-    if node.name:
-        return f'{node.op_type} "{node.name}"'
-    return f"{node.op_type} (unnamed, gives {next((o for o in node.output if o), 'nothing')!r})"
 
 
 def _resolve(node: NodeProto, references: Mapping[str, AttributeProto] | None) -> NodeProto:

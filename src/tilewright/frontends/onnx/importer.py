@@ -27,7 +27,7 @@ from tilewright.dialects.onnx import NoneOp, WeightAttr, element_type, encode_at
 from tilewright.frontends.onnx.graph import STAGE, GraphWalker, Record, Scope, constant
 from tilewright.frontends.onnx.infer import Value
 from tilewright.frontends.onnx.inputs import ShapeBinder, Shapes, check_tensor_input
-from tilewright.frontends.onnx.reader import Model, attribute_value, guard_text, read_model
+from tilewright.frontends.onnx.reader import Model, attribute_value, read_model
 from tilewright.frontends.onnx.tensors import Array, load_tensor, malformed
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def import_onnx(
             shapes, E0104 types,
             E0105 values that are not finite, E0106 malformed.
     """
-    return guard_text(lambda: _import(read_model(source), shapes or {}, ctx, bind or {}))
+    return _import(read_model(source), shapes or {}, ctx, bind or {})
 
 
 def _import(

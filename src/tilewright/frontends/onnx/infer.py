@@ -82,6 +82,13 @@ def to_proto(name: str, elem_type: int, array: Array | None) -> TensorProto:
     return numpy_helper.from_array(np.asarray(array), name)
 
 
+def node_title(node: NodeProto) -> str:
+    """Name a node for a message: `Conv "conv1"`."""
+    if node.name:
+        return f'{node.op_type} "{node.name}"'
+    return f"{node.op_type} (unnamed, gives {next((o for o in node.output if o), 'nothing')!r})"
+
+
 def infer_types(
     node: NodeProto, schema: OpSchema, inputs: Sequence[Value], opsets: dict[str, int]
 ) -> tuple[list[tuple[int, tuple[int | None, ...] | None]], str]:
@@ -91,6 +98,7 @@ def infer_types(
     unknown dimension.
     """
     from onnx import OperatorSetIdProto
+    from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError, infer_node_outputs
 
     probe, types, data = _renamed(node, inputs)
@@ -103,6 +111,8 @@ def infer_types(
             None,
             [OperatorSetIdProto(domain=d, version=v) for d, v in opsets.items()],
         )
+    except ValidationError as error:
+        raise malformed(f"{node_title(node)} is not valid", _first_line(str(error))) from None
     except InferenceError as error:
         return [(0, None)] * len(node.output), _first_line(str(error))
     result: list[tuple[int, tuple[int | None, ...] | None]] = []
@@ -130,6 +140,8 @@ def _renamed(
 
     probe = NodeProto(op_type=node.op_type, domain=node.domain)
     probe.attribute.extend(node.attribute)
+    if node.op_type == "Slice":
+        _sort_axes(probe)
     types: dict[str, TypeProto] = {}
     data: dict[str, TensorProto] = {}
     for index, value in enumerate(inputs):
@@ -143,6 +155,19 @@ def _renamed(
             data[name] = value.tensor_proto
     probe.output.extend(f"o{index}" if name else "" for index, name in enumerate(node.output))
     return probe, types, data
+
+
+def _sort_axes(slice_node: NodeProto) -> None:
+    """Order the attributes of an old Slice by axis, without which ONNX infers no shape."""
+    lists = {a.name: a for a in slice_node.attribute if a.name in ("axes", "starts", "ends")}
+    if "axes" not in lists or any(axis < 0 for axis in lists["axes"].ints):
+        return
+    axes = list(lists["axes"].ints)
+    if any(len(item.ints) != len(axes) for item in lists.values()):
+        return
+    order = sorted(range(len(axes)), key=axes.__getitem__)
+    for item in lists.values():
+        item.ints[:] = [item.ints[place] for place in order]
 
 
 def _first_line(text: str) -> str:
@@ -189,7 +214,7 @@ def evaluate(node: NodeProto, schema: OpSchema, inputs: Sequence[Value]) -> list
         return None
     except (state.InvalidArgument, state.RuntimeException) as error:
         raise malformed(
-            f"{node.op_type} {node.name!r} cannot be computed from its constant operands",
+            f"{node_title(node)} cannot be computed from its constant operands",
             _first_line(str(error)),
         ) from None
     found = dict(zip(names, results, strict=True))

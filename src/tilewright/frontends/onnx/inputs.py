@@ -37,6 +37,7 @@ class ShapeBinder:
             if symbol_of(dim)
         }
         self._dims: dict[str, int] = {}
+        self._found: dict[str, int] = {}
         for key, value in shapes.items():
             if key in names:
                 continue
@@ -88,6 +89,8 @@ class ShapeBinder:
             fixed = dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
             bound = given[axis] if given is not None else self._dims.get(symbol_of(dim))
             symbol = self._dims.get(symbol_of(dim))
+            if bound is None:
+                bound = self._found.get(symbol_of(dim))
             clash = next(
                 (v for v in (fixed, symbol) if bound is not None and v not in (None, bound)), None
             )
@@ -112,11 +115,11 @@ class ShapeBinder:
 
     def _bind_symbol(self, symbol: str, size: int, name: str, axis: int) -> None:
         """One symbol is one number in the whole graph."""
-        if self._dims.setdefault(symbol, size) != size:
+        if self._found.setdefault(symbol, size) != size:
             raise TilewrightError(
                 "E0103",
                 f"the symbolic dimension {symbol!r} gets two sizes",
-                [f"{self._dims[symbol]}, and {size} from axis {axis} of input {name!r}"],
+                [f"{self._found[symbol]}, and {size} from axis {axis} of input {name!r}"],
             )
 
     def _dynamic(self, info: ValueInfoProto, open_dims: list[str]) -> TilewrightError:

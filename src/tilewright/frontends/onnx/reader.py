@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.frontends.onnx.tensors import malformed
 
 if TYPE_CHECKING:
-    from onnx import FunctionProto, ModelProto
+    from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
 FIRST_OPSET = 7
 """Older files use other broadcasting rules."""
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -56,6 +54,7 @@ def read_model(source: Path | str | ModelProto) -> Model:
             f"{_title(source)} is not an ONNX model",
             ["it has no graph" if not proto.HasField("graph") else "it names no operator set"],
         )
+    check_text(proto)
     return Model(proto, folder, _opsets(proto), _functions(proto))
 
 
@@ -127,23 +126,54 @@ def _functions(proto: ModelProto) -> dict[tuple[str, str], FunctionProto]:
     return functions
 
 
-def guard_text(action: Callable[[], Result]) -> Result:
-    """Run `action`; names that are not UTF-8 (protobuf looks only when asked) become an error.
+def check_text(proto: ModelProto) -> None:
+    """Check that all names are UTF-8: protobuf hands out bytes where they are not.
 
     Raises:
         TilewrightError: E0106.
     """
-    try:
-        return action()
-    except UnicodeDecodeError as error:
-        raise malformed("the model has a name that is not UTF-8 text", str(error)) from None
+    names: list[object] = [entry.domain for entry in proto.opset_import]
+    for function in proto.functions:
+        names += [function.name, function.domain, *function.attribute]
+        names += [*function.input, *function.output]
+        names += [entry.domain for entry in function.opset_import]
+        _attribute_names(function.attribute_proto, names)
+        _node_names(function.node, names)
+    _graph_names(proto.graph, names)
+    for name in names:
+        if isinstance(name, bytes):
+            raise malformed("the model has a name that is not UTF-8 text", repr(name))
 
 
-def attribute_value(attribute: Any) -> object:
+def _graph_names(graph: GraphProto, names: list[object]) -> None:
+    for info in [*graph.input, *graph.output]:
+        names.append(info.name)
+        names += [dim.dim_param for dim in info.type.tensor_type.shape.dim]
+    names += [tensor.name for tensor in graph.initializer]
+    names += [sparse.values.name for sparse in graph.sparse_initializer]
+    for tensor in [*graph.initializer, *(s.values for s in graph.sparse_initializer)]:
+        names += [text for entry in tensor.external_data for text in (entry.key, entry.value)]
+    _node_names(graph.node, names)
+
+
+def _node_names(nodes: Iterable[NodeProto], names: list[object]) -> None:
+    for node in nodes:
+        names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+        _attribute_names(node.attribute, names)
+
+
+def _attribute_names(attributes: Iterable[AttributeProto], names: list[object]) -> None:
+    for attribute in attributes:
+        names += [attribute.name, attribute.ref_attr_name]
+        if attribute.HasField("g"):
+            _graph_names(attribute.g, names)
+
+
+def attribute_value(attribute: AttributeProto) -> object:
     """Return the Python value of an `AttributeProto`: a number, a string, or a list of one kind.
 
     Raises:
-        UnicodeDecodeError: a string is not UTF-8.
+        TilewrightError: E0106, a string is not UTF-8.
         TypeError: it holds a tensor, graph or type.
     """
     from onnx import AttributeProto as A
@@ -154,12 +184,21 @@ def attribute_value(attribute: Any) -> object:
         case A.FLOAT:
             return float(attribute.f)
         case A.STRING:
-            return bytes(attribute.s).decode()
+            return _text(attribute, attribute.s)
         case A.INTS:
             return [int(item) for item in attribute.ints]
         case A.FLOATS:
             return [float(item) for item in attribute.floats]
         case A.STRINGS:
-            return [bytes(item).decode() for item in attribute.strings]
+            return [_text(attribute, item) for item in attribute.strings]
         case _:
             raise TypeError(A.AttributeType.Name(attribute.type))
+
+
+def _text(attribute: AttributeProto, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise malformed(
+            f"the attribute {attribute.name!r} is not UTF-8 text", repr(value)
+        ) from None

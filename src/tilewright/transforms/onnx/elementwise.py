@@ -205,17 +205,18 @@ def _clip(node: Node) -> SSAValue:
         low = None if low is not None and low <= -limit else low
         high = None if high is not None and high >= limit else high
         return _clip_constant(node, x, low, high)
+    if any(node.given(i) and shape_of(node.operand(i)) not in ((), (1,)) for i in (1, 2)):
+        raise RefusedError("bounds must be scalars")
     bounds = [node.constant(1), node.constant(2)]
     known = all(b is not None or not node.given(i) for i, b in enumerate(bounds, 1))
     if known and is_float(x):
-        numbers = [None if b is None else float(b) for b in bounds]
+        numbers = [None if b is None else float(b.reshape(())) for b in bounds]
         if all(n is None or float(np.float32(n)) == n for n in numbers):
             return _clip_constant(node, x, numbers[0], numbers[1])
     # First the lower bound, then the upper: with min > max the result is max.
-    if node.given(1):
-        x = node.emit("max", [x, node.operand(1)])
-    if node.given(2):
-        x = node.emit("min", [x, node.operand(2)])
+    for index, kind in ((1, "max"), (2, "min")):
+        if node.given(index):
+            x = node.emit(kind, [x, node.reshape(node.operand(index), [])])
     return x
 
 

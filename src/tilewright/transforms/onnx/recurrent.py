@@ -166,7 +166,7 @@ def _activations(node: Node, directions: int) -> list[list[Activation]]:
 
 
 def _masks(node: Node, shape: Shape) -> list[SSAValue] | None:
-    """Return for each step which entries of the batch it belongs to, i1 [batch, 1]; None for all."""
+    """Return for each step which entries of the batch have it, i1 [batch, 1]; None for all."""
     if not node.given(4):
         return None
     lengths = node.constant(4)

@@ -104,6 +104,8 @@ def resolve_slice(size: int, start: int, end: int, step: int) -> tuple[int, int,
         raise RefusedError(
             "a negative step towards a huge positive end is read differently by tools"
         )
+    if step < 0 and start < -size:
+        raise RefusedError("a negative step from before the first is read differently by tools")
     start = start + size if start < 0 else start
     end = end + size if end < 0 else end
     if step > 0:

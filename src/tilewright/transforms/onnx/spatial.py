@@ -7,6 +7,7 @@ from math import prod
 
 import numpy as np
 from xdsl.ir import SSAValue
+from xdsl.utils.exceptions import VerifyException
 
 from tilewright.dialects import top
 from tilewright.transforms.onnx.base import (
@@ -170,9 +171,29 @@ def _pool_attributes(node: Node) -> dict[str, top.AttrValue]:
     }
 
 
+def _refuse_empty_windows(node: Node, attributes: dict[str, top.AttrValue]) -> None:
+    """Refuse a pool with a window wholly in padding: there is no maximum or mean of nothing."""
+    x, numbers = node.operand(0), _as_attrs(attributes)
+    try:
+        shape = top.MaxPoolOp.infer([x.type], numbers, [])[0].get_shape()
+    except VerifyException as error:
+        raise RefusedError(str(error)) from error
+    for axis, (size, results) in enumerate(zip(shape_of(x)[2:], shape[2:], strict=True)):
+        first = np.arange(results) * numbers.ints("strides")[axis] - numbers.ints("pads")[axis]
+        reach = np.arange(numbers.ints("kernel")[axis]) * numbers.ints("dilations")[axis]
+        places = first[:, None] + reach
+        if not ((places >= 0) & (places < size)).any(1).all():
+            raise RefusedError(f"a window lies wholly in the padding of axis {axis + 2}")
+
+
+def _as_attrs(attributes: dict[str, top.AttrValue]) -> top.Attrs:
+    return top.Attrs({key: top.to_attribute(value) for key, value in attributes.items()})
+
+
 @rule("MaxPool")
 def _max_pool(node: Node) -> Sequence[SSAValue | None]:
     attributes = _pool_attributes(node)
+    _refuse_empty_windows(node, attributes)
     order = node.integer("storage_order", 0)
     x = node.operand(0)
     if not node.wants(1):
@@ -187,6 +208,8 @@ def _max_pool(node: Node) -> Sequence[SSAValue | None]:
 def _average_pool(node: Node) -> SSAValue:
     attributes = _pool_attributes(node)
     attributes["count_include_pad"] = bool(node.integer("count_include_pad", 0))
+    if not attributes["count_include_pad"]:
+        _refuse_empty_windows(node, attributes)
     return node.emit("avg_pool", [node.operand(0)], attributes)
 
 
