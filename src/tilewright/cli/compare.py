@@ -76,9 +76,9 @@ def _sample(options: argparse.Namespace, asked: Any, made: Any) -> dict[str, Any
     kept = made.package.content.preprocess
     preprocess = Preprocess.from_json(kept) if kept else None
     shapes = {port.name: port.shape for port in made.package.inputs}
-    source = options.input or (asked.calibration if isinstance(asked.calibration, Path) else None)
-    if source is None:
-        return dict(next(iter(asked.calibration)))
+    source = options.input or asked.calibration
+    if not isinstance(source, Path):
+        return dict(next(iter(source)))
     sample = next(load_samples(source, shapes, preprocess, 1))
     return {name: array.astype(np.float32) for name, array in sample.items()}
 
