@@ -478,3 +478,24 @@ def test_weights_come_from_the_store_and_inputs_win() -> None:
     got = run_linalg(module, store, {"a": a, "b": a})["r"]
     assert got.tolist() == [0, 0]
     assert store.get("o").tolist() == [0, 0]
+
+
+def test_large_windows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound on the copied windows of a few hundred bytes changes nothing but the memory."""
+    rng = np.random.default_rng(5)
+    a = rng.integers(-128, 128, (37, 40), dtype=np.int8)
+    b = rng.integers(-128, 128, (40, 9), dtype=np.int8)
+    o = np.zeros((37, 9), np.int32)
+    text = CONTRACTION.replace("A", "i8").replace("B", "i32")
+    calls = list[int]()
+
+    def counted(left: np.ndarray, right: np.ndarray, kind: Any) -> np.ndarray:
+        calls.append(left.shape[1])
+        return matmul_exact(left, right, kind)
+
+    monkeypatch.setattr("tilewright.interp.generic.matmul_exact", counted)
+    monkeypatch.setattr("tilewright.interp.generic.WINDOW_BYTES", 800)
+    got = run(text, a=a, b=b, o=o)
+    assert len(calls) > 5
+    assert sum(calls) == 37
+    np.testing.assert_array_equal(got, (a.astype(np.int64) - 3) @ b.astype(np.int64))

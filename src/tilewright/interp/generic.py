@@ -61,7 +61,8 @@ class Generic:
     def __init__(self, op: GenericOp) -> None:
         self.op = op
         self.accesses = [Access.of(item.data) for item in op.indexing_maps.data]
-        self.inputs = len(op.inputs)
+        self.input_values, self.output_values = list(op.inputs), list(op.outputs)
+        self.inputs = len(self.input_values)
         self.loops = self.accesses[0].map.num_dims if self.accesses else 0
         self.reductions = [
             loop

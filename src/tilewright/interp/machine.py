@@ -11,6 +11,7 @@ reading them shows.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,6 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
     IndexType,
-    IntegerType,
     MemRefType,
     ModuleOp,
     StringAttr,
@@ -31,6 +31,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.linalg import ops as linalg
 from xdsl.ir import Attribute, Block, Operation, SSAValue
+from xdsl.ir.affine import AffineExpr
 
 from tilewright.interp.body import Body
 from tilewright.interp.generic import Generic
@@ -59,6 +60,8 @@ class Machine:
         self.kept: dict[str, Array] = {}
         self._generics: dict[Operation, Generic] = {}
         self._bodies: dict[Operation, Body] = {}
+        self._mixed: dict[Operation, list[list[int | SSAValue]]] = {}
+        self._affine: dict[Operation, list[_Bounds]] = {}
         self._deaths: dict[Block, dict[Operation, list[SSAValue]]] = {}
         self._env: dict[SSAValue, Any] = {}
         self._owned: set[SSAValue] = set()
@@ -93,7 +96,7 @@ class Machine:
             "memref.dealloc": lambda op: None,
             "memref.copy": self._copy,
             "affine.for": self._affine_for,
-            "affine.apply": self._affine_apply,
+            "affine.apply": lambda op: self._affine_bound(op, min),
             "affine.min": lambda op: self._affine_bound(op, min),
             "affine.max": lambda op: self._affine_bound(op, max),
             "scf.for": self._scf_for,
@@ -174,14 +177,13 @@ class Machine:
             return array
         return array.copy()
 
-    def _indices(
-        self, static: DenseArrayBase[IntegerType], dynamic: Sequence[SSAValue]
-    ) -> list[int]:
-        values = iter(dynamic)
-        return [
-            int(self._env[next(values)]) if item == DYNAMIC_INDEX else int(item)
-            for item in static.get_values()
-        ]
+    def _indices(self, op: Operation, *fields: str) -> list[list[int]]:
+        """Return the op's mixed index lists (`static_offsets` with `offsets`, and so on)."""
+        known = self._mixed.get(op)
+        if known is None:
+            known = self._mixed[op] = [_mixed(op, field) for field in fields]
+        env = self._env
+        return [[item if isinstance(item, int) else env[item] for item in row] for row in known]
 
     # Control flow
 
@@ -231,8 +233,13 @@ class Machine:
         self._bind(op.results, results)
 
     def _affine_for(self, op: affine.ForOp) -> None:
-        low = max(self._bounds(op.lowerBoundMap, op.lowerBoundOperands))
-        high = min(self._bounds(op.upperBoundMap, op.upperBoundOperands))
+        bounds = self._affine.get(op)
+        if bounds is None:
+            bounds = self._affine[op] = [
+                _Bounds.of(op.lowerBoundMap, op.lowerBoundOperands),
+                _Bounds.of(op.upperBoundMap, op.upperBoundOperands),
+            ]
+        low, high = max(bounds[0].values(self._env)), min(bounds[1].values(self._env))
         self._loop(op, op.body.block, range(low, high, op.step.value.data), op.inits)
 
     def _scf_for(self, op: scf.ForOp) -> None:
@@ -254,20 +261,17 @@ class Machine:
         region = op.true_region if bool(self._env[op.cond]) else op.false_region
         self._bind(op.results, self._block(region.block) if region.blocks else [])
 
-    def _bounds(self, indexing: AffineMapAttr, operands: Sequence[SSAValue]) -> list[int]:
-        values = [int(self._env[value]) for value in operands]
-        count = indexing.data.num_dims
-        return [
-            int(evaluate(expr, values[:count], values[count:])) for expr in indexing.data.results
-        ]
-
-    def _affine_apply(self, op: affine.ApplyOp) -> None:
-        self._set(op, self._bounds(op.map, op.mapOperands)[0])
+    def _bounds(self, op: Operation, operands: Sequence[SSAValue]) -> list[int]:
+        """Return the results of the op's affine map on `operands`."""
+        known = self._affine.get(op)
+        if known is None:
+            indexing = op.properties["map"]
+            assert isinstance(indexing, AffineMapAttr)
+            known = self._affine[op] = [_Bounds.of(indexing, operands)]
+        return known[0].values(self._env)
 
     def _affine_bound(self, op: Operation, choose: Callable[[list[int]], int]) -> None:
-        indexing = op.properties["map"]
-        assert isinstance(indexing, AffineMapAttr)
-        self._set(op, choose(self._bounds(indexing, op.operands)))
+        self._env[op.results[0]] = choose(self._bounds(op, op.operands))
 
     # Scalars
 
@@ -287,8 +291,8 @@ class Machine:
         plan = self._generics.get(op)
         if plan is None:
             plan = self._generics[op] = Generic(op)
-        inputs = [np.asarray(self._env[value]) for value in op.inputs]
-        outputs = [self._writable(value, op) for value in op.outputs]
+        inputs = [np.asarray(self._env[value]) for value in plan.input_values]
+        outputs = [self._writable(value, op) for value in plan.output_values]
         plan.run(inputs, outputs, self.lookup)
         if op.results:  # none on memrefs
             self._bind(op.results, outputs)
@@ -331,7 +335,7 @@ class Machine:
 
     def _pad(self, op: tensor.PadOp) -> None:
         source: Array = self._env[op.source]
-        low, high = self._indices(op.static_low, op.low), self._indices(op.static_high, op.high)
+        low, high = self._indices(op, "low", "high")
         body = self._bodies.get(op)
         if body is None:
             body = self._bodies[op] = Body.of(op.region.block)
@@ -364,9 +368,7 @@ class Machine:
         self, op: tensor.ExtractSliceOp | tensor.InsertSliceOp | memref.SubviewOp, array: Array
     ) -> Array:
         """Return the part of `array` that the op's offsets, sizes and strides say."""
-        offsets = self._indices(op.static_offsets, op.offsets)
-        sizes = self._indices(op.static_sizes, op.sizes)
-        strides = self._indices(op.static_strides, op.strides)
+        offsets, sizes, strides = self._indices(op, "offsets", "sizes", "strides")
         for axis, (offset, size, stride) in enumerate(zip(offsets, sizes, strides, strict=True)):
             last = offset + (size - 1) * stride
             if stride < 1 or size < 0 or offset < 0 or (size and last >= array.shape[axis]):
@@ -389,9 +391,8 @@ class Machine:
 
     def _reinterpret(self, op: memref.ReinterpretCastOp) -> None:
         source: Array = self._env[op.source]
-        offset = self._indices(op.static_offsets, op.offsets)[0]
-        sizes = self._indices(op.static_sizes, op.sizes)
-        strides = self._indices(op.static_strides, op.strides)
+        offsets, sizes, strides = self._indices(op, "offsets", "sizes", "strides")
+        offset = offsets[0]
         flat = source.reshape(-1, copy=False)
         last = offset + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True))
         if offset < 0 or min(strides, default=0) < 0 or (0 not in sizes and last >= flat.size):
@@ -432,12 +433,12 @@ class Machine:
 
     def _affine_load(self, op: affine.LoadOp) -> None:
         array: Array = self._env[op.memref]
-        position = self._inside(array, self._bounds(op.map, op.indices))
+        position = self._inside(array, self._bounds(op, op.indices))
         self._set(op, np.asarray(array[position]))
 
     def _affine_store(self, op: affine.StoreOp) -> None:
         array: Array = self._env[op.memref]
-        array[self._inside(array, self._bounds(op.map, op.indices))] = self._env[op.value]
+        array[self._inside(array, self._bounds(op, op.indices))] = self._env[op.value]
 
     def _copy(self, op: memref.CopyOp) -> None:
         source, target = self._env[op.source], self._env[op.destination]
@@ -447,6 +448,32 @@ class Machine:
                 f"{target.dtype}{list(target.shape)}"
             )
         target[...] = source
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """An affine map with its operands."""
+
+    dims: list[SSAValue]
+    symbols: list[SSAValue]
+    results: tuple[AffineExpr, ...]
+
+    @staticmethod
+    def of(indexing: AffineMapAttr, operands: Sequence[SSAValue]) -> _Bounds:
+        count = indexing.data.num_dims
+        return _Bounds(list(operands[:count]), list(operands[count:]), indexing.data.results)
+
+    def values(self, env: dict[SSAValue, Any]) -> list[int]:
+        dims, symbols = [env[v] for v in self.dims], [env[v] for v in self.symbols]
+        return [int(evaluate(expr, dims, symbols)) for expr in self.results]
+
+
+def _mixed(op: Operation, field: str) -> list[int | SSAValue]:
+    """Return a list of constants and SSA values, as `offsets` and `static_offsets` state it."""
+    static = op.properties[f"static_{field}"]
+    assert isinstance(static, DenseArrayBase)
+    values = iter(getattr(op, field))
+    return [next(values) if item == DYNAMIC_INDEX else int(item) for item in static.get_values()]
 
 
 def unwritten(shape: Sequence[int], kind: np.dtype[Any]) -> Array:
