@@ -462,7 +462,7 @@ def _confirm_one(
         if not (earlier.write or region.write) or not earlier.overlaps(region):
             continue
         kind = "write" if region.write else "read"
-        past = "wrote" if earlier.write else "read"
+        past = "written" if earlier.write else "read"
         space = "SRAM" if region.sram else "DDR"
         low = max(earlier.address, region.address)
         raise _error(
