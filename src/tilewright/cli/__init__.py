@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tilewright.cli.main import main
+from tilewright.cli.command import main
 
 __all__ = ["main"]

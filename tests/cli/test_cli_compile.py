@@ -1,0 +1,186 @@
+"""`compile` and `compare` on a small network, and compiles that must leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tilewright
+from tilewright.cli import main
+
+
+def _compile(model: Path, samples: Path, out: Path, *more: str) -> list[str]:
+    return [
+        "compile", str(model), "--target", "tiny8", "--calibration-data", str(samples),
+        "-o", str(out), "--quiet", *more,
+    ]  # fmt: skip
+
+
+def test_compile_run_and_same_bytes(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first, second = tmp_path / "a.tpupkg", tmp_path / "b.tpupkg"
+    report = tmp_path / "a.html"
+    assert main(_compile(model, samples, first, "--report", str(report))) == 0
+    text = capsys.readouterr().out
+    assert "(simulated)" in text
+    assert "(estimated)" in text
+    assert len(text.splitlines()) <= 20
+    assert report.is_file()
+    assert main(_compile(model, samples, second, "--no-simulate", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["bytes"] == first.stat().st_size
+    assert first.read_bytes() == second.read_bytes()
+
+    import onnxruntime
+
+    with np.load(samples) as arrays:
+        x = arrays["x"]
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    package = tilewright.load(first)
+    for sample in x[:3]:
+        expected: Any = session.run(None, {"x": sample[None]})[0]
+        found = package.run(sample[None])["y"]
+        assert np.abs(found - expected).max() < 0.1 * np.abs(expected).max()
+
+
+def test_float_package_equals_the_model(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    import onnxruntime
+
+    out = tmp_path / "f.tpupkg"
+    assert main(["compile", str(model), "--fp32", "-o", str(out), "--quiet"]) == 0
+    assert "nothing to simulate" in capsys.readouterr().out
+    with np.load(samples) as arrays:
+        x = arrays["x"][:1]
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    expected: Any = session.run(None, {"x": x})[0]
+    np.testing.assert_allclose(tilewright.load(out).run(x)["y"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_python_api_gives_the_same_package(model: Path, samples: Path, tmp_path: Path):
+    made = tilewright.compile(model, "tiny8", calibration=samples)
+    made.save(tmp_path / "a.tpupkg")
+    assert main(_compile(model, samples, tmp_path / "b.tpupkg", "--no-simulate")) == 0
+    assert (tmp_path / "a.tpupkg").read_bytes() == (tmp_path / "b.tpupkg").read_bytes()
+
+
+def test_public_names_are_lazy_and_few():
+    assert len(tilewright.__all__) <= 6
+    for name in tilewright.__all__:
+        assert getattr(tilewright, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        tilewright.nothing  # noqa: B018  # pyright: ignore
+
+
+def test_integer_levels_are_equal(model: Path, samples: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["compare", str(model), "--target", "tiny8", "--calibration-data", str(samples)]
+    assert main([*arguments, "--levels", "all", "--quiet", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert [item["second"] for item in found["comparisons"]] == ["linalg", "affine", "tpu"]
+    assert all(item["layers"] for item in found["comparisons"])
+    assert main([*arguments, "--levels", "float,quant", "--quiet"]) == 0
+    text = capsys.readouterr().out
+    assert "worst first" in text
+    values = [float(line.split()[1]) for line in text.splitlines()[3:]]
+    assert values == sorted(values)
+    assert values[0] > 15
+
+
+def test_explain_names_the_users_layers(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "a.tpupkg"
+    assert main(_compile(model, samples, out, "--no-simulate")) == 0
+    capsys.readouterr()
+    assert main(["explain", str(out), "conv"]) == 0
+    assert "on the chip" in capsys.readouterr().out
+    assert main(["explain", str(out), "relu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["decisions"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "exit_code"),
+    [
+        (["--shape", "x"], "E0702", 2),
+        (["--shape", "x=0x3"], "E0702", 2),
+        (["--calibration-samples", "0"], "E0702", 2),
+        (["--calibration-method", "guess"], "E0702", 2),
+        (["--keep-ir", "rtl"], "E0702", 2),
+        (["--preprocess", "imagnet"], "E0702", 2),
+        (["--target", "nochip"], "E0201", 1),
+        (["--calibration-data", "nowhere"], "E0301", 1),
+        (["--report", "no/where.html"], "E0701", 1),
+    ],
+)
+def test_wrong_options_leave_nothing(
+    change: list[str],
+    code: str,
+    exit_code: int,
+    model: Path,
+    samples: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+):
+    assert main([*_compile(model, samples, tmp_path / "a.tpupkg"), *change]) in (1, 2)
+    told = capsys.readouterr().err
+    assert f"error[{code}]" in told
+    assert list(tmp_path.iterdir()) == []
+    del exit_code
+
+
+def test_one_corrupt_picture_is_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from PIL import Image
+
+    folder = tmp_path / "pictures"
+    folder.mkdir()
+    Image.new("RGB", (20, 20)).save(folder / "a.png")
+    (folder / "b.png").write_bytes((folder / "a.png").read_bytes()[:30])
+    out = tmp_path / "a.tpupkg"
+    assert main(_compile(model, folder, out)) == 1
+    told = capsys.readouterr().err
+    assert "b.png" in told
+    assert "error[E0301]" in told
+    assert [item.name for item in tmp_path.iterdir()] == ["pictures"]
+
+
+@pytest.mark.parametrize("kind", ["cut", "empty", "text"])
+def test_broken_models(
+    kind: str, model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    data = {"cut": model.read_bytes()[:-300], "empty": b"", "text": b"hello"}[kind]
+    bad = tmp_path / "bad.onnx"
+    bad.write_bytes(data)
+    assert main(_compile(bad, samples, tmp_path / "a.tpupkg")) == 1
+    assert "error[E010" in capsys.readouterr().err
+    assert [item.name for item in tmp_path.iterdir()] == ["bad.onnx"]
+
+
+def test_interrupted_compile_leaves_nothing(
+    model: Path, samples: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def interrupt(*_: Any) -> bytes:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tilewright.codegen.package.package_bytes", interrupt)
+    assert main(_compile(model, samples, tmp_path / "a.tpupkg")) == 130
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_progress_is_one_line_a_phase(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    arguments = [*_compile(model, samples, tmp_path / "a.tpupkg"), "--no-simulate"]
+    arguments.remove("--quiet")
+    assert main(arguments) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) >= 5
+    assert all(line.endswith(" s") for line in lines)
+    assert len({line.split(":")[0] for line in lines}) == len(lines)
