@@ -104,6 +104,13 @@ def test_the_five_commands(run: Run, tmp_path: Path, target: str, joined: bool) 
     for step in steps:
         code, out, err = run(*step)
         assert (code, out) == (0, ""), err
+    code, out, _ = run("opt", "--print-op-stats", "net_tpu.mlir")
+    assert code == 0
+    assert "tpu.mac_conv" in out
+    moved = {line.split(":")[0]: int(line.split()[-2]) for line in out.splitlines() if ": " in line}
+    # At least every weight and the input are read, and the output is written.
+    assert moved["dma_load"] >= 8 * 3 * 9 + 8 * 5 + 3 * 12 * 12
+    assert moved["dma_store"] >= 5
     image = read_image((tmp_path / "net.bin").read_bytes(), load_target(target))
     assert image.code
     assert image.constants

@@ -270,7 +270,32 @@ def op_stats(module: ModuleOp) -> str:
     rows = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     lines += [f"{name:<{width}}  {count:>6}" for name, count in rows]
     lines.append(f"{'total':<{width}}  {sum(counts.values()):>6}")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + _dma_stats(module)
+
+
+def _dma_stats(module: ModuleOp) -> str:
+    """Return how many transfers the chip programs make, loops unrolled, and how many bytes."""
+    from tilewright.dialects.tpu import ProgramOp
+    from tilewright.spec.isa import BY_NAME
+    from tilewright.spec.program import sequence
+
+    registers = BY_NAME["set_reg"].field["rd"].high + 1
+    totals: dict[str, list[int]] = {}
+    for program in module.body.ops:
+        if not isinstance(program, ProgramOp):
+            continue
+        for item in sequence(program.instructions(), registers, {1: 0, 2: 1 << 39}):
+            if item.name in ("dma_load", "dma_store"):
+                size = 1
+                for axis in range(4):
+                    size *= item.fields[f"n{axis}"]
+                total = totals.setdefault(item.name, [0, 0])
+                total[0] += 1
+                total[1] += size
+    return "".join(
+        f"{name}: {count} transfers dispatched, {size} bytes\n"
+        for name, (count, size) in sorted(totals.items())
+    )
 
 
 def list_passes() -> str:
