@@ -14,6 +14,8 @@ from tilewright.spec.hardware import Hardware
 
 TILE_OVERHEAD_CYCLES = 16
 """Sequencer and synchronisation work of one tile."""
+TRAFFIC_WEIGHT = 0.05
+"""What DDR time costs even while it is hidden: it shares banks with the engines it overlaps."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ class NestCost:
         fill = (self.mac + self.vector) / (2 * tiles) if tiles > 1 else min(self.mac, self.vector)
         return (
             max(self.mac, self.vector, self.memory)
+            + TRAFFIC_WEIGHT * self.memory
             + self.serial
             + fill
             + tiles * TILE_OVERHEAD_CYCLES
