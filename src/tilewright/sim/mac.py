@@ -80,7 +80,7 @@ def _gather(
     channels = full * c_rows + c_last
     if full == 0 or f["cb_stride"] == c_rows * size:
         view = state.view("act", base, (*outer, channels), (*strides, size), dtype)
-        gathered = view.astype(np.float32)
+        gathered = view.astype(np.float32, order="C")
     else:
         gathered = np.empty((*outer, channels), np.float32)
         blocks = state.view(
@@ -107,7 +107,9 @@ def _weight_rows(
         return signed.astype(np.float32)
     dtype = _activation_type(f)
     size = np.dtype(dtype).itemsize
-    return state.view("wgt", base, (count, rows, cols), (*strides, size), dtype).astype(np.float32)
+    return state.view("wgt", base, (count, rows, cols), (*strides, size), dtype).astype(
+        np.float32, order="C"
+    )
 
 
 def _dense_weights(state: State, f: dict[str, int], ob: int, count: int) -> npt.NDArray[np.float32]:
@@ -227,7 +229,9 @@ def _diagonal(
                         (*pixel_strides, f["ob_stride"], size),
                         dtype,
                     )
-                    values = view.astype(np.float32).reshape(rows, f["out_w"], blocks * cols)
+                    values = view.astype(np.float32, order="C").reshape(
+                        rows, f["out_w"], blocks * cols
+                    )
                     values *= weights[step, position : position + blocks * cols]
                     if total.dtype == np.int64:
                         part += values.astype(np.int64)
