@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 
-from tilewright.schedule.footprint import ConvForm
+from tilewright.schedule.footprint import ConvForm, pixel_pitch, vector_words
 from tilewright.spec.hardware import Hardware
 
 TILE_OVERHEAD_CYCLES = 16
@@ -56,7 +56,11 @@ def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> i
     """Return the cycles of the MAC array for a tile of `rows` x `columns` output pixels."""
     block_rows = max(1, hardware.accumulator_rows // columns)
     full, rest = divmod(rows, block_rows)
-    activation = words(hardware, form.columns if form.diagonal else form.rows)
+    if form.merge_kernel_row:
+        pitch = pixel_pitch(hardware, form.part_in_channels)
+        activation = vector_words(hardware, form.rows, pitch)
+    else:
+        activation = words(hardware, form.columns if form.diagonal else form.rows)
     weight_rows = 1 if form.diagonal else form.rows
     weights = weight_rows * words(hardware, form.weight_pitch)
     steps = form.kernel_steps * form.row_blocks

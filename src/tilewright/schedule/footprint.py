@@ -115,7 +115,7 @@ def conv_form(
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
-    `in_channels`, `out_channels` and `group` are those of the tile, all its groups together. `pitch`
+    `in_channels`, `out_channels` and `group` are those of the tile, all groups together. `pitch`
     is the distance of pixels in the input tile if that is not what `in_channels` alone would give:
     the last part of a split reduction lies in a tile made for a larger part.
     """
@@ -138,7 +138,7 @@ def conv_form(
             min(size, pack * group_out),
         )  # fmt: skip
     pitch = pixel_pitch(hardware, in_channels) if pitch is None else pitch
-    if k_w > 1 and dilation_x == 1 and pitch * 2 <= size:
+    if k_w > 1 and dilation_x == 1 and pitch * 2 <= size and _merging_pays(hardware, pitch, k_w):
         channels = k_w * pitch
         rows = min(size, channels)
         return ConvForm(
@@ -158,6 +158,24 @@ def conv_form(
         False, False, 1, 1, in_channels, out_channels, in_channels, rows, k_h * k_w,
         min(size, out_channels),
     )  # fmt: skip
+
+
+def vector_words(hardware: Hardware, size_bytes: int, alignment: int) -> int:
+    """Return the words a vector takes at the worst address of an alignment that divides a word."""
+    word = hardware.sram_word_bytes
+    return -(-(word - min(alignment, word) + size_bytes) // word)
+
+
+def _merging_pays(hardware: Hardware, pitch: int, k_w: int) -> bool:
+    """Tell whether one long vector a kernel row reads fewer words than one short vector a position.
+
+    The long one starts at any pixel, so that it straddles words.
+    """
+    size = hardware.array_size
+    full, rest = divmod(k_w * pitch, size)
+    merged = full * vector_words(hardware, size, pitch)
+    merged += vector_words(hardware, rest, pitch) if rest else 0
+    return merged < k_w * vector_words(hardware, pitch, pitch)
 
 
 def max_parameter_blocks(hardware: Hardware) -> int:
