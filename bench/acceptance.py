@@ -25,7 +25,7 @@ def main() -> int:
     from tilewright.spec.hardware import shipped_targets
     from tilewright.zoo import RECIPES
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--models", default=",".join(recipe.name for recipe in RECIPES))
     parser.add_argument("--targets", default=",".join(shipped_targets()))
     parser.add_argument(

@@ -22,7 +22,7 @@ import numpy as np
 
 def main() -> int:
     """Run the bench."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--images", type=Path, required=True, help="folder with labels.csv")
     parser.add_argument("--models", default="efficientnet-lite0,mobilenet-v2")
     parser.add_argument("--targets", default="edge16,tpu_v2")

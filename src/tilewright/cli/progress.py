@@ -12,6 +12,7 @@ class Progress:
     """Shows phases of a long command; call it as `progress("calibrate", 0.25)`.
 
     A phase begins when its name first appears and ends when another begins or the context is left.
+    The number is how much of the whole command is done; the bar never goes back.
     """
 
     def __init__(self, quiet: bool) -> None:
@@ -19,6 +20,7 @@ class Progress:
         self.start = time.monotonic()
         self.phase: str | None = None
         self.began = self.start
+        self.done = 0.0
         self.seconds: dict[str, float] = {}
         """Time spent in each phase so far."""
         self._bar: Any = None
@@ -39,26 +41,24 @@ class Progress:
                 transient=True,
             )
             self._bar.start()
+            self._task = self._bar.add_task("start", total=1.0)
         return self
 
     def __call__(self, phase: str, fraction: float = 0.0) -> None:
-        """Say that `phase` is under way, `fraction` (0..1) of it done."""
+        """Say that `phase` is under way, `fraction` (0..1) of the command done."""
         if phase != self.phase:
             self._finish()
             self.phase, self.began = phase, time.monotonic()
-            if self._bar is not None:
-                self._task = self._bar.add_task(phase, total=1.0)
+        self.done = min(1.0, max(self.done, fraction))
         if self._bar is not None:
-            self._bar.update(self._task, completed=min(1.0, max(0.0, fraction)))
+            self._bar.update(self._task, description=phase, completed=self.done)
 
     def _finish(self) -> None:
         if self.phase is None:
             return
         spent = time.monotonic() - self.began
         self.seconds[self.phase] = self.seconds.get(self.phase, 0.0) + spent
-        if self._bar is not None:
-            self._bar.update(self._task, completed=1.0)
-        elif not self.quiet:
+        if self._bar is None and not self.quiet:
             print(f"{self.phase}: {spent:.1f} s", file=sys.stderr, flush=True)
         self.phase = None
 

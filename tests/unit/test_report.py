@@ -1,0 +1,150 @@
+"""The report's arithmetic on a hand-made simulation, and its three forms."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.package_samples import copy_content
+
+from tilewright.report.html import to_html
+from tilewright.report.report import AccuracyRow, Report, make_report
+from tilewright.report.text import layer_table, size, summary
+from tilewright.runtime.runtime import Package
+from tilewright.runtime.simulation import Simulation
+from tilewright.sim.retire import CycleResult, RetireLog
+from tilewright.spec.counters import Scope, names
+
+
+def _layer(**given: int) -> dict[str, int]:
+    return {**dict.fromkeys(names(Scope.LAYER), 0), **given}
+
+
+def _engine(**given: int) -> dict[str, int]:
+    return {**dict.fromkeys(names(Scope.ENGINE), 0), **given}
+
+
+@pytest.fixture
+def report() -> Report:
+    """Three layers on the chip, the second fused into the first, and one on the host.
+
+    `a` ends at 400, `relu` (no transfers) at 500, `b` overlaps from 300 and ends at 1000.
+    """
+    content = copy_content()
+    rows: list[dict[str, Any]] = [
+        {"name": "a", "op": "quant.conv", "device": "tpu", "macs": 6400, "padded_cycles": 200,
+         "min_ddr_bytes": 400, "sram_bytes": 10},
+        {"name": "relu", "op": "quant.lut", "device": "tpu", "macs": 0, "padded_cycles": 0,
+         "min_ddr_bytes": 0, "sram_bytes": 30},
+        {"name": "b", "op": "quant.conv", "device": "tpu", "macs": 12800, "padded_cycles": 100,
+         "min_ddr_bytes": 3600, "sram_bytes": 20},
+        {"name": "soft", "op": "top.softmax", "device": "host", "reason": "no exponentials"},
+    ]  # fmt: skip
+    content.program.layer_info = rows
+    empty = np.zeros(0, np.int64)
+    result = CycleResult(
+        cycles=1010,
+        log=RetireLog((), (), empty, empty, empty, empty, empty),
+        engines={"mac": _engine(busy=505, wait_semaphore=404, idle=101), "seq": {"busy": 9}},
+        layers={
+            "a": _layer(ddr_bytes=500, start=10, end=400, instructions=5),
+            "relu": _layer(start=390, end=500, instructions=1),
+            "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
+        },
+        layer_engines={"a": {"mac": _engine(busy=300)}, "b": {"mac": _engine(busy=205)}},
+        totals=_layer(ddr_bytes=4500, instructions=12, end=1010),
+        fetch_bytes=128,
+        ddr_time=np.zeros(0),
+        ddr_rate=np.zeros(0),
+    )
+    package = Package(content)
+    accuracy = [AccuracyRow("top-1", "39/40 right", "some pictures")]
+    return make_report(package, Simulation({"tpu_0": result}, 0.5), accuracy)
+
+
+def test_layers_are_merged_and_add_up(report: Report):
+    a, b, soft = report.layers
+    assert (a.name, a.fused, a.cycles, a.start, a.end) == ("a", ["relu"], 500, 10, 500)
+    assert (b.name, b.fused, b.cycles, b.start, b.end) == ("b", [], 500, 300, 1000)
+    assert (a.mac_busy, a.sram_bytes, a.ddr_bytes) == (300, 30, 500)
+    assert (soft.device, soft.cycles, soft.reason) == ("host", 0, "no exponentials")
+    # The ten cycles after the last layer (halt) belong to none.
+    assert sum(row.cycles for row in report.layers) == report.cycles - 10
+
+
+def test_bounds(report: Report):
+    bandwidth = report.ddr_bytes_per_cycle
+    a, b, _ = report.layers
+    assert (a.bound_cycles, a.limit) == (max(200, 400 / bandwidth), "array")
+    assert (b.bound_cycles, b.limit) == (3600 / bandwidth, "ddr")
+    assert report.array_bound == 300
+    assert report.ddr_bound == 4000 / bandwidth
+    assert report.bound == max(report.array_bound, report.ddr_bound)
+    assert report.ratio == pytest.approx(1010 / report.bound)
+    assert report.macs == 19200
+    assert report.array_use == pytest.approx(19200 / (1010 * 64))
+    assert report.ddr_bytes == 4628
+
+
+def test_summary_is_short_and_labelled(report: Report):
+    lines = summary(report)
+    assert len(lines) <= 20
+    figures = [line for line in lines[1:] if line.split()[0] not in ("host", "top-1")]
+    for line in figures:
+        assert any(f"({word})" in line for word in ("simulated", "estimated", "allocated")), line
+    text = "\n".join(lines)
+    assert "array busy 50%, waits 40% for semaphores, 10% for work" in text
+    assert "39/40 right" in text
+    assert "host       1 layers, not timed: a test" in text
+
+
+def test_table_can_be_cut(report: Report):
+    assert len(layer_table(report).splitlines()) == 2 + 3
+    assert len(layer_table(report, 1).splitlines()) == 2 + 1
+    assert "host" in layer_table(report)
+
+
+def test_json_is_plain(report: Report):
+    content = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    assert content["labels"]["cycles"] == "simulated"
+    assert content["ratio"] == report.ratio
+    assert [row["name"] for row in content["layers"]] == ["a", "b", "soft"]
+
+
+def test_html_escapes_the_users_names(report: Report):
+    hostile = "<script>alert(1)</script>"
+    from dataclasses import replace
+
+    rows = [replace(report.layers[0], name=hostile, fused=[hostile]), *report.layers[1:]]
+    page = to_html(
+        replace(report, model=hostile, layers=rows, accuracy=[AccuracyRow(hostile, "1", "2")])
+    )
+    assert "<script" not in page
+    assert page.count("&lt;script&gt;") >= 4
+    assert "Roofline" in page
+
+
+def test_all_on_the_host():
+    content = copy_content()
+    content.program.layer_info = []
+    content.program.steps = [content.program.steps[3]]
+    report = make_report(Package(content), Simulation({}, 0.0))
+    assert (report.cycles, report.ratio, report.array_use) == (0, 0.0, 0.0)
+    assert "nothing to simulate" in "\n".join(summary(report))
+    assert "On the host" in to_html(report)
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (3 << 20, "3.00 MiB"),
+        (1 << 31, "2.00 GiB"),
+    ],
+)
+def test_sizes(count: int, text: str):
+    assert size(count) == text
