@@ -8,9 +8,9 @@ import pytest
 
 from tests.conformance.node_suite import Outcome, node_tests, run_all, tally
 
-FLOOR_PLAIN = 1027
+FLOOR_PLAIN = 1063
 """Tests that pass as they are. Raise it when more do; never lower it."""
-FLOOR_ALL = 1294
+FLOOR_ALL = 1362
 """The same, with those that pass once their shape operands are bound."""
 
 

@@ -173,12 +173,13 @@ ONNX_OPS: dict[str, OnnxSupport] = {
     ),
     **_same(
         """
-        RNN=linear+add+tanh GRU=linear+add+mul+sub+sigmoid+tanh
+        Einsum=reduce+transpose+reshape+matmul RNN=linear+add+tanh
+        GRU=linear+add+mul+sub+sigmoid+tanh
         LSTM=linear+add+mul+sigmoid+tanh
         """,
         "composed",
     ),
-    **_same("Constant= Shape= Size= If=", "folded"),
+    **_same("Constant= Shape= Size= If= Loop= Scan=", "folded"),
     **_same(
         """
         CastLike= GroupNormalization= RMSNormalization= MeanVarianceNormalization=
@@ -196,7 +197,7 @@ ONNX_OPS: dict[str, OnnxSupport] = {
         """,
     ),
     **_refused("the size of its result depends on the data", "NonZero Unique NonMaxSuppression"),
-    **_refused("loops are not compiled", "Loop Scan SequenceMap"),
+    **_refused("loops over sequences are not compiled", "SequenceMap"),
     **_refused(
         "it works on sequences or optional values, which a chip cannot hold",
         """
@@ -221,7 +222,7 @@ ONNX_OPS: dict[str, OnnxSupport] = {
     **_refused(
         "it is not supported yet",
         """
-        GridSample RoiAlign MaxRoiPool DeformConv MaxUnpool Col2Im Einsum Det DFT STFT
+        GridSample RoiAlign MaxRoiPool DeformConv MaxUnpool Col2Im Det DFT STFT
         MelWeightMatrix BitCast CumProd TensorScatter
         """,
     ),

@@ -6,7 +6,7 @@ at compile time leave only their value. What nothing reads is dropped before any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -15,9 +15,19 @@ import numpy as np
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.onnx import UnknownValueError, element_type, schema_of
+from tilewright.frontends.onnx.constants import constant_node
+from tilewright.frontends.onnx.control import CONTROL
 from tilewright.frontends.onnx.infer import Value, evaluate, infer_types, node_title
 from tilewright.frontends.onnx.reader import Model, domain_of
-from tilewright.frontends.onnx.tensors import Array, densify, load_tensor, malformed
+from tilewright.frontends.onnx.scope import (
+    ABSENT,
+    Record,
+    Scope,
+    constant,
+    label_of,
+    origins_of,
+)
+from tilewright.frontends.onnx.tensors import densify, load_tensor, malformed
 from tilewright.spec.ops import SHAPE_OPERANDS, importable
 
 if TYPE_CHECKING:
@@ -36,54 +46,6 @@ INDEX_FOLD_LIMIT = 1 << 22
 """The same for integers and booleans, which shape arithmetic is made of."""
 MAX_NODES = 200_000
 MAX_DEPTH = 64
-ABSENT = Value("")
-
-
-@dataclass(eq=False)
-class Record:
-    """A node that must run."""
-
-    op_type: str
-    domain: str
-    name: str
-    opset: int
-    inputs: list[Value]
-    outputs: list[Value]
-    attributes: list[AttributeProto]
-    refused: str = ""
-    """Why the operator is not supported; empty if it is."""
-
-
-class Scope:
-    """Names visible in one graph; inner graphs see those of outer ones."""
-
-    def __init__(
-        self, opsets: dict[str, int], parent: Scope | None = None, prefix: str = ""
-    ) -> None:
-        self.names: dict[str, Value] = {}
-        self.opsets = opsets
-        self.parent = parent
-        self.prefix = prefix
-        self.later: set[str] = set()
-
-    def find(self, name: str) -> Value | None:
-        """Return the value called `name`, looking outward."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.parent
-        return None
-
-    def define(self, name: str, value: Value, where: str) -> None:
-        """Add a name; each may be defined once.
-
-        Raises:
-            TilewrightError: E0106, it is there already.
-        """
-        if name in self.names:
-            raise malformed(f"tensor {name!r} is defined twice", f"the second time by {where}")
-        self.names[name] = value
 
 
 @dataclass
@@ -154,12 +116,12 @@ class GraphWalker:
             if value.pending is not None:
                 raise value.pending
             inputs.append(value)
-        outputs = self._outputs(node, inputs, scope, depth)
+        outputs = self.outputs(node, inputs, scope, depth)
         for name, value in zip(node.output, outputs, strict=False):
             if name:
                 scope.define(name, value, where)
 
-    def _outputs(
+    def outputs(
         self, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
     ) -> list[Value]:
         """Return the values of the node's outputs, making records on the way."""
@@ -175,12 +137,12 @@ class GraphWalker:
                 reason = "the model does not import its domain"
             elif not domain:
                 reason = f"operator set {opset} has no such operator"
-            return self._refuse(node, inputs, scope, reason)
+            return self.refuse(node, inputs, scope, reason)
         _check_arity(node, schema, opset)
         if node.op_type == "Constant" and not domain:
-            return [self._constant_node(node)]
-        if node.op_type == "If" and not domain:
-            return self._branch(node, inputs, scope, depth)
+            return [constant_node(node, self.model.folder)]
+        if node.op_type in CONTROL and not domain:
+            return CONTROL[node.op_type](self, node, inputs, scope, depth)
         if not all(value.known for value in inputs if value.name):
             return self._unknown(node, inputs, scope, schema)
         if node.op_type in ("Shape", "Size") and not domain:
@@ -193,7 +155,7 @@ class GraphWalker:
             reason = (
                 status if status not in ("direct", "function") else f"not in operator set {opset}"
             )
-            return self._refuse(node, inputs, scope, reason)
+            return self.refuse(node, inputs, scope, reason)
         if status == "function":
             body = _schema_function(node, schema, inputs, opset)
             defaults = {
@@ -203,7 +165,7 @@ class GraphWalker:
             }
             return self._expand(body, node, inputs, scope, depth, defaults)
         outputs = self._typed_outputs(node, inputs, inferred, complaint)
-        self._record(node, inputs, outputs, scope, opset)
+        self.record(node, inputs, outputs, scope, opset)
         return outputs
 
     def _call(
@@ -224,7 +186,7 @@ class GraphWalker:
             )
         return self._expand(function, node, inputs, scope, depth, defaults)
 
-    def _record(
+    def record(
         self,
         node: NodeProto,
         inputs: list[Value],
@@ -233,11 +195,12 @@ class GraphWalker:
         opset: int,
         refused: str = "",
     ) -> None:
+        """Add a record for `node`, under a name of its own."""
         self.records.append(
             Record(
                 node.op_type,
                 domain_of(node.domain),
-                self.unique(scope.prefix + _label(node)),
+                self.unique(scope.prefix + label_of(node)),
                 opset,
                 inputs,
                 outputs,
@@ -246,13 +209,19 @@ class GraphWalker:
             )
         )
 
-    def _refuse(
-        self, node: NodeProto, inputs: list[Value], scope: Scope, reason: str
+    def refuse(
+        self,
+        node: NodeProto,
+        inputs: list[Value],
+        scope: Scope,
+        reason: str,
+        unknown: frozenset[str] = frozenset(),
     ) -> list[Value]:
-        """Record a node that is not supported, to be listed with all others."""
-        origins = _origins(inputs)
+        """Record a node that is not supported (or, with no reason, one behind such a node)."""
+        origins = origins_of(inputs)
         outputs = [Value(name, origins=origins) for name in node.output]
-        self._record(node, inputs, outputs, scope, 0, reason)
+        self.record(node, inputs, outputs, scope, 0, reason)
+        self.records[-1].unknown = unknown
         return outputs
 
     def _unknown(
@@ -261,9 +230,7 @@ class GraphWalker:
         """A node behind one that is not supported: look only at whether it is supported itself."""
         status = importable(domain_of(node.domain), node.op_type)
         supported = status == "direct" or (status == "function" and _has_body(schema))
-        outputs = [Value(name, origins=_origins(inputs)) for name in node.output]
-        self._record(node, inputs, outputs, scope, 0, "" if supported else status)
-        return outputs
+        return self.refuse(node, inputs, scope, "" if supported else status)
 
     def _typed_outputs(
         self,
@@ -272,7 +239,7 @@ class GraphWalker:
         inferred: list[tuple[int, tuple[int | None, ...] | None]],
         complaint: str,
     ) -> list[Value]:
-        origins = _origins(inputs)
+        origins = origins_of(inputs)
         outputs: list[Value] = []
         for name, (elem_type, shape) in zip(node.output, inferred, strict=True):
             if not name:
@@ -289,36 +256,6 @@ class GraphWalker:
             outputs.append(Value(name, elem_type, static, origins=origins))
         return outputs
 
-    def _constant_node(self, node: NodeProto) -> Value:
-        """The value of a `Constant` node, in any of its forms."""
-        from onnx import TensorProto as T
-
-        if len(node.attribute) != 1:
-            raise malformed(f"{node_title(node)} must have exactly one value")
-        attribute = node.attribute[0]
-        name = node.output[0]
-        match attribute.name:
-            case "value":
-                array = load_tensor(attribute.t, self.model.folder)
-                return constant(name, array, attribute.t.data_type)
-            case "sparse_value":
-                sparse = attribute.sparse_tensor
-                return constant(name, densify(sparse, self.model.folder), sparse.values.data_type)
-            case "value_int":
-                return constant(name, np.array(attribute.i, np.int64), T.INT64)
-            case "value_ints":
-                return constant(name, np.array(attribute.ints, np.int64), T.INT64)
-            case "value_float":
-                return constant(name, np.array(attribute.f, np.float32), T.FLOAT)
-            case "value_floats":
-                return constant(name, np.array(attribute.floats, np.float32), T.FLOAT)
-            case "value_string":
-                return constant(name, np.array(attribute.s, object), T.STRING)
-            case "value_strings":
-                return constant(name, np.array(list(attribute.strings), object), T.STRING)
-            case other:
-                raise malformed(f"{node_title(node)} has the unknown attribute {other!r}")
-
     def _fold(
         self,
         node: NodeProto,
@@ -330,11 +267,7 @@ class GraphWalker:
         from onnx import TensorProto as T
 
         given = [value for value in inputs if value.name]
-        if (
-            any(value.constant is None for value in given)
-            or _is_random(schema)
-            or node.op_type == "Loop"
-        ):
+        if any(value.constant is None for value in given) or _is_random(schema):
             return None
         if sum(value.size for value in given) > INDEX_FOLD_LIMIT:
             return None
@@ -356,35 +289,7 @@ class GraphWalker:
         self.ctx.decide(node.name or node.output[0], STAGE, True, "computed at compile time")
         return values
 
-    def _branch(
-        self, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
-    ) -> list[Value]:
-        """Take the branch of an `If` whose condition is known."""
-        condition = inputs[0]
-        if condition.constant is None or condition.size != 1:
-            if not condition.known:
-                # Behind an operator that is not supported: that one is reported.
-                outputs = [Value(name) for name in node.output]
-                self._record(node, inputs, outputs, scope, 0)
-                return outputs
-            return self._refuse(node, inputs, scope, "its condition is not known at compile time")
-        wanted = "then_branch" if bool(condition.constant.reshape(-1)[0]) else "else_branch"
-        graph = next((a.g for a in node.attribute if a.name == wanted), None)
-        if graph is None or len(graph.output) != len(node.output):
-            raise malformed(f"{node_title(node)} has no {wanted}, or one of other outputs")
-        inner = Scope(scope.opsets, scope, scope.prefix)
-        first_record = len(self.records)
-        self.define_initializers(graph, inner, set())
-        self.walk(graph.node, inner, None, depth + 1)
-        self.ctx.decide(
-            node.name or node.output[0], STAGE, True, f"condition known: {wanted} taken"
-        )
-        return [
-            self._given_out(inner, info.name, name, node, first_record)
-            for info, name in zip(graph.output, node.output, strict=True)
-        ]
-
-    def _given_out(
+    def given_out(
         self, scope: Scope, inner: str, outer: str, node: NodeProto, first_record: int
     ) -> Value:
         """Return the value an inner graph or a function gives out as `inner`.
@@ -412,7 +317,7 @@ class GraphWalker:
     ) -> list[Value]:
         """Inline a function of the model, or the body a schema gives for its operator."""
         opsets = {domain_of(entry.domain): entry.version for entry in function.opset_import}
-        inner = Scope({**scope.opsets, **opsets}, None, f"{scope.prefix}{_label(node)}/")
+        inner = Scope({**scope.opsets, **opsets}, None, f"{scope.prefix}{label_of(node)}/")
         if len(inputs) > len(function.input) or len(node.output) > len(function.output):
             raise malformed(f"{node_title(node)} has more inputs or outputs than its function")
         for index, name in enumerate(function.input):
@@ -421,19 +326,9 @@ class GraphWalker:
         first_record = len(self.records)
         self.walk(function.node, inner, references, depth + 1)
         return [
-            self._given_out(inner, name, outer, node, first_record) if outer else ABSENT
+            self.given_out(inner, name, outer, node, first_record) if outer else ABSENT
             for name, outer in zip(function.output, node.output, strict=False)
         ]
-
-
-def constant(name: str, array: Array, elem_type: int) -> Value:
-    """Return a value known at compile time."""
-    return Value(name, elem_type, tuple(array.shape), array)
-
-
-def _label(node: NodeProto) -> str:
-    """The user's name of a node, or one made of its operator and first output."""
-    return node.name or f"{node.op_type}({next((o for o in node.output if o), '')})"
 
 
 def _resolve(node: NodeProto, references: Mapping[str, AttributeProto] | None) -> NodeProto:
@@ -499,13 +394,6 @@ def find_cycle(nodes: Sequence[NodeProto]) -> list[str]:
                 state[step] = 1
                 path.append((step, iter(producer[step].input)))
     return []
-
-
-def _origins(inputs: Iterable[Value]) -> frozenset[str]:
-    sets = {value.origins for value in inputs if value.origins}
-    if len(sets) <= 1:
-        return next(iter(sets), frozenset())
-    return frozenset().union(*sets)
 
 
 def _check_arity(node: NodeProto, schema: OpSchema, opset: int) -> None:

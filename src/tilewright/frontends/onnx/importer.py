@@ -23,11 +23,19 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.utils.exceptions import VerifyException
 
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.onnx import NoneOp, WeightAttr, element_type, encode_attribute, make_op
-from tilewright.frontends.onnx.graph import STAGE, GraphWalker, Record, Scope, constant
+from tilewright.dialects.onnx import (
+    NoneOp,
+    UnknownValueError,
+    WeightAttr,
+    element_type,
+    encode_attribute,
+    make_op,
+)
+from tilewright.frontends.onnx.graph import STAGE, GraphWalker
 from tilewright.frontends.onnx.infer import Value
 from tilewright.frontends.onnx.inputs import ShapeBinder, Shapes, check_tensor_input
 from tilewright.frontends.onnx.reader import Model, attribute_value, read_model
+from tilewright.frontends.onnx.scope import Record, Scope, constant
 from tilewright.frontends.onnx.tensors import Array, load_tensor, malformed
 
 if TYPE_CHECKING:
@@ -206,7 +214,8 @@ def _refuse_unsupported(records: list[Record], outputs: list[tuple[str, Value]])
     if found:
         kinds = len({(domain, op_type) for domain, op_type, _ in found})
         count = sum(map(len, found.values()))
-        raise TilewrightError(
+        unknown = [record.unknown for record in records if record.refused]
+        error = UnknownValueError(
             "E0102",
             f"the model uses {kinds} operator{'s'[: kinds != 1]} that cannot be compiled "
             f"({count} node{'s'[: count != 1]})",
@@ -217,6 +226,9 @@ def _refuse_unsupported(records: list[Record], outputs: list[tuple[str, Value]])
             ],
             "docs/reference/ops.md lists what is supported",
         )
+        if all(unknown):
+            error.inputs = tuple(sorted(frozenset().union(*unknown)))
+        raise error
 
 
 class _Emitter:

@@ -115,6 +115,8 @@ def infer_types(
         raise malformed(f"{node_title(node)} is not valid", _first_line(str(error))) from None
     except InferenceError as error:
         return [(0, None)] * len(node.output), _first_line(str(error))
+    if node.op_type == "Compress" and (shape := _compressed(node, inputs)) is not None:
+        return [(inputs[0].elem_type, shape)], ""
     result: list[tuple[int, tuple[int | None, ...] | None]] = []
     for index, name in enumerate(node.output):
         type_proto = found.get(f"o{index}")
@@ -155,6 +157,24 @@ def _renamed(
             data[name] = value.tensor_proto
     probe.output.extend(f"o{index}" if name else "" for index, name in enumerate(node.output))
     return probe, types, data
+
+
+def _compressed(node: NodeProto, inputs: Sequence[Value]) -> tuple[int, ...] | None:
+    """Return the shape of a Compress of known condition, which ONNX does not infer."""
+    condition, shape = inputs[1].constant, inputs[0].shape
+    if condition is None or shape is None:
+        return None
+    axis = next((int(a.i) for a in node.attribute if a.name == "axis"), None)
+    if axis is not None and not -len(shape) <= axis < len(shape):
+        return None
+    length = inputs[0].size if axis is None else shape[axis]
+    if condition.ndim != 1 or len(condition) > length:
+        return None
+    kept = int(np.count_nonzero(condition))
+    if axis is None:
+        return (kept,)
+    axis %= len(shape)
+    return (*shape[:axis], kept, *shape[axis + 1 :])
 
 
 def _sort_axes(slice_node: NodeProto) -> None:
