@@ -48,8 +48,8 @@ from tilewright.transforms.tpu.emitter import (
     Emitter,
     ddr_argument,
 )
-from tilewright.transforms.tpu.evaluate import Evaluator, memory_space
-from tilewright.transforms.tpu.nests import Nests, attr_str
+from tilewright.transforms.tpu.evaluate import Evaluator
+from tilewright.transforms.tpu.nests import Nests, attr_str, memory_space
 from tilewright.transforms.tpu.synchronize import synchronize
 from tilewright.transforms.tpu.views import DdrBuffer, View, whole
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DenseArrayBase,
-    FloatAttr,
+    IntAttr,
     IntegerAttr,
     MemRefType,
     StringAttr,
@@ -56,6 +57,21 @@ def attr_str(op: Operation, name: str) -> str:
     """Return a string attribute, or an empty string."""
     value = op.attributes.get(name)
     return value.data if isinstance(value, StringAttr) else ""
+
+
+def memory_space(kind: MemRefType[Any]) -> int:
+    """Return the memory space of a memref: 0 DDR, 1 SRAM, 2 accumulators."""
+    space = kind.memory_space
+    if isinstance(space, IntegerAttr):
+        return space.value.data
+    if isinstance(space, IntAttr):
+        return space.data
+    return 0
+
+
+def layer_of(op: Operation) -> str:
+    """Return the user's node an op was made for, or an empty string."""
+    return attr_str(op, "layer")
 
 
 def root(value: SSAValue) -> SSAValue:
@@ -264,8 +280,4 @@ class Nests:
 def _space(op: memref.AllocOp) -> int:
     kind = op.memref.type
     assert isinstance(kind, MemRefType)
-    space = kind.memory_space
-    return space.value.data if isinstance(space, IntegerAttr) else 0
-
-
-__all__ = ["FloatAttr", "Nests", "attr_int", "attr_ints", "attr_str", "root", "users"]
+    return memory_space(kind)

@@ -1,0 +1,274 @@
+"""Compute ops of the affine level: which instructions each kind becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from xdsl.dialects.builtin import MemRefType
+from xdsl.dialects.linalg import GenericOp
+from xdsl.ir import Operation, SSAValue
+from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.schedule.footprint import ConvForm, conv_form, pixel_pitch
+from tilewright.transforms.tpu import emit_conv, emit_vector
+from tilewright.transforms.tpu.emitter import Emitter
+from tilewright.transforms.tpu.nests import Nests, attr_int, attr_ints, attr_str, layer_of, root
+from tilewright.transforms.tpu.views import DdrBuffer, Tile, View
+
+Thunk = Callable[[], None]
+Values = dict[SSAValue, View]
+
+
+class Forms:
+    """How convolutions are laid on the array, each (op, tile size) worked out once."""
+
+    def __init__(self, emitter: Emitter, nests: Nests) -> None:
+        self.emitter = emitter
+        self.nests = nests
+        self._known: dict[tuple[GenericOp, tuple[int, ...]], tuple[ConvForm, int]] = {}
+
+    def of_weights(self, conv: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
+        """Return how a conv runs with a weight tile [o, i/group, kh, kw], and the pitch."""
+        key = (conv, weights)
+        if key not in self._known:
+            self._known[key] = self._work_out(conv, weights)
+        return self._known[key]
+
+    def _work_out(self, conv: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
+        out_channels, group_in, k_h, k_w = weights
+        group = self._groups(conv, out_channels)
+        x_type = root(conv.inputs[0]).type
+        assert isinstance(x_type, MemRefType)
+        pitch = pixel_pitch(self.emitter.hardware, x_type.get_shape()[-1])
+        dilation = attr_ints(conv, "dilations", (1, 1))[1]
+        form = conv_form(
+            self.emitter.hardware,
+            group_in * group,
+            out_channels,
+            group,
+            (k_h, k_w),
+            dilation,
+            pitch,
+        )
+        assert not form.merge_kernel_row or form.vector == k_w * pitch
+        return form, pitch
+
+    def _groups(self, conv: GenericOp, out_channels: int) -> int:
+        """Return the groups of a tile with `out_channels` output channels."""
+        group = attr_int(conv, "group", 1)
+        if group == 1:
+            return 1
+        return out_channels // self.nests.group_out(conv)
+
+    def of_output(self, conv: GenericOp, out_channels: int) -> ConvForm:
+        """Return how a reduction runs that makes `out_channels` channels."""
+        if attr_str(conv, "kind") == "sum":
+            kernel = attr_ints(conv, "kernel", (1, 1))
+            return conv_form(
+                self.emitter.hardware, out_channels, out_channels, out_channels,
+                (kernel[0], kernel[1]), 1,
+            ) if out_channels > 1 else _single_channel(self.emitter, kernel)  # fmt: skip
+        weights = root(conv.inputs[1]).type
+        assert isinstance(weights, MemRefType)
+        _, group_in, k_h, k_w = weights.get_shape()
+        return self.of_weights(conv, (out_channels, group_in, k_h, k_w))[0]
+
+
+def _single_channel(emitter: Emitter, kernel: tuple[int, ...]) -> ConvForm:
+    """Return the form of a window sum over one channel (a depthwise convolution of one group)."""
+    del emitter
+    return ConvForm(True, False, 1, 1, 1, 1, 1, 1, kernel[0] * kernel[1], 1)
+
+
+class Compute:
+    """Makes a thunk of every compute op: what is static is read once, tiles when it runs."""
+
+    def __init__(self, emitter: Emitter, nests: Nests, values: Values, forms: Forms) -> None:
+        self.emitter = emitter
+        self.nests = nests
+        self.values = values
+        self.forms = forms
+
+    def thunk(self, op: GenericOp) -> Thunk:
+        """Return what emits the instructions of `op` for the current tiles."""
+        kind, layer = attr_str(op, "kind"), layer_of(op)
+        make = {
+            "conv": self._reduction,
+            "sum": self._reduction,
+            "requant": self._requant,
+            "lut": self._lut,
+            "eltwise": self._eltwise,
+            "copy": self._copy_tile,
+            "pool": self._pool,
+            "resize": self._resize,
+        }.get(kind)
+        if make is None:
+            raise TilewrightError("E0402", f'"{layer}": no instruction for kind `{kind}`')
+        inner, emitter = make(op), self.emitter
+
+        def run() -> None:
+            emitter.layer = layer
+            inner()
+
+        return run
+
+    def _reduction(self, op: GenericOp) -> Thunk:
+        ones = attr_str(op, "kind") == "sum"
+        x, target = op.inputs[0], op.outputs[0]
+        wgt = op.inputs[1]
+        window = attr_ints(op, "kernel", (1, 1))
+        strides, dilations = attr_ints(op, "strides", (1, 1)), attr_ints(op, "dilations", (1, 1))
+        layer = layer_of(op)
+        acc = root(target).owner
+        assert isinstance(acc, Operation)
+        split = acc.parent is not op.parent
+
+        def run() -> None:
+            act, out = self.values[x], self.values[target]
+            if ones:
+                form, kernel = self.forms.of_output(op, out.sizes[-1]), window
+                tile = self.nests.ones_tile(op, self.emitter)
+            else:
+                weights = self.values[wgt]
+                form, _ = self.forms.of_weights(op, weights.sizes)
+                kernel = weights.sizes[2:]
+                assert isinstance(weights.buffer, Tile)
+                tile = weights.buffer
+            work = emit_conv.Reduction(
+                layer, form, act, tile, ones, out, (kernel[0], kernel[1]),
+                (strides[0], strides[1]), (dilations[0], dilations[1]),
+            )  # fmt: skip
+            emit_conv.reduce(self.emitter, work, split)
+
+        return run
+
+    def _requant(self, op: GenericOp) -> Thunk:
+        acc, bias, target = op.inputs[0], op.inputs[1], op.outputs[0]
+        zp, lo, hi = attr_int(op, "zp", 0), attr_int(op, "lo", -128), attr_int(op, "hi", 127)
+
+        def run() -> None:
+            parameters = self.values[bias].buffer
+            assert isinstance(parameters, Tile)
+            emit_conv.requantise(
+                self.emitter, self.values[acc], parameters, id(parameters), self.values[target],
+                zp, lo, hi,
+            )  # fmt: skip
+            # Keep the tile alive: its identity is the key of what the registers hold.
+            self.nests.keep.append(parameters)
+
+        return run
+
+    def _lut(self, op: GenericOp) -> Thunk:
+        x, entries, y = op.inputs[0], op.inputs[1], op.outputs[0]
+
+        def run() -> None:
+            source, target = self.values[x], self.values[y]
+            tile = self.values[entries].buffer
+            assert isinstance(tile, Tile)
+            assert tile.source is not None
+            assert isinstance(tile.source.buffer, DdrBuffer)
+            key = tile.source.buffer.name
+            assert isinstance(source.buffer, Tile)
+            if source.buffer.drains:
+                emit_conv.fuse_table(self.emitter, source, key, tile, target)
+                return
+            register = self.emitter.table(key, tile)
+            counts, steps = loops_of(op, [source, target])
+            emit_vector.copy(
+                self.emitter, source, target, (steps[0], steps[1]), counts, table_register=register
+            )
+
+        return run
+
+    def _eltwise(self, op: GenericOp) -> Thunk:
+        operands = [*op.inputs, op.outputs[0]]
+        if len(op.inputs) == 1:
+            operands.insert(1, operands[0])
+        function = attr_str(op, "function")
+        plain = function in ("max", "min")
+        rescale = None if plain else rescale_of(op)
+        scalars = None if plain else self.nests.scalar_tile(op)
+
+        def run() -> None:
+            views = [self.values[value] for value in operands]
+            counts, steps = loops_of(op, views)
+            emit_vector.eltwise(
+                self.emitter, function, views[0], views[1], views[2],
+                (steps[0], steps[1], steps[2]), counts, rescale, scalars,
+            )  # fmt: skip
+
+        return run
+
+    def _copy_tile(self, op: GenericOp) -> Thunk:
+        x, y = op.inputs[0], op.outputs[0]
+        rescaled = "shift" in op.attributes
+        rescale = rescale_of(op) if rescaled else None
+        scalars = self.nests.scalar_tile(op) if rescaled else None
+
+        def run() -> None:
+            source, target = self.values[x], self.values[y]
+            counts, steps = loops_of(op, [source, target])
+            emit_vector.copy(
+                self.emitter, source, target, (steps[0], steps[1]), counts, rescale, scalars
+            )
+
+        return run
+
+    def _pool(self, op: GenericOp) -> Thunk:
+        x, y = op.inputs[0], op.outputs[0]
+        kernel, strides = attr_ints(op, "kernel", (1, 1)), attr_ints(op, "strides", (1, 1))
+        dilations = attr_ints(op, "dilations", (1, 1))
+
+        def run() -> None:
+            emit_vector.pool(
+                self.emitter, self.values[x], self.values[y],
+                (kernel[0], kernel[1]), (strides[0], strides[1]), (dilations[0], dilations[1]),
+            )  # fmt: skip
+
+        return run
+
+    def _resize(self, op: GenericOp) -> Thunk:
+        x, table_y, table_x = op.inputs[:3]
+        y, rescale, scalars = op.outputs[0], rescale_of(op), self.nests.scalar_tile(op)
+
+        def run() -> None:
+            tables = (self.values[table_y].buffer, self.values[table_x].buffer)
+            assert isinstance(tables[0], Tile)
+            assert isinstance(tables[1], Tile)
+            emit_vector.resize(
+                self.emitter, self.values[x], (tables[0], tables[1]), self.values[y], rescale,
+                scalars,
+            )  # fmt: skip
+
+        return run
+
+
+def loops_of(op: GenericOp, views: list[View]) -> tuple[list[int], list[list[int]]]:
+    """Return counts of the loop dimensions and byte steps of every given operand."""
+    maps = list(op.indexing_maps)
+    maps = [*maps[: len(views) - 1], maps[-1]]
+    rank = maps[-1].data.num_dims
+    counts = [1] * rank
+    steps: list[list[int]] = []
+    for view, attribute in zip(views, maps, strict=True):
+        dims: list[int | None] = []
+        for axis, expr in enumerate(attribute.data.results):
+            if isinstance(expr, AffineDimExpr):
+                dims.append(expr.position)
+                counts[expr.position] = max(counts[expr.position], view.sizes[axis])
+            else:
+                assert isinstance(expr, AffineConstantExpr), "only plain dimensions"
+                dims.append(None)
+        steps.append(emit_vector.operand_steps(view, dims, rank))
+    return counts, steps
+
+
+def rescale_of(op: GenericOp) -> emit_vector.Rescale:
+    """Return the integer parameters of an elementwise op."""
+    return emit_vector.Rescale(
+        attr_int(op, "mult_a", attr_int(op, "mult", 1)), attr_int(op, "mult_b", 0),
+        attr_int(op, "shift", 0), attr_int(op, "bias", 0), attr_int(op, "bias_shift", 0),
+        attr_int(op, "za", 0), attr_int(op, "zb", 0), attr_int(op, "zp", 0),
+        attr_int(op, "lo", -128), attr_int(op, "hi", 127),
+    )  # fmt: skip
