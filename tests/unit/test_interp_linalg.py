@@ -499,3 +499,49 @@ def test_large_windows_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(calls) == 5
     assert sum(calls) == 9  # the second operand is the first factor
     np.testing.assert_array_equal(got, (a.astype(np.int64) - 3) @ b.astype(np.int64))
+
+
+def test_a_tensor_from_outside_a_loop_is_not_overwritten_in_it() -> None:
+    text = """
+func.func @f(%a: tensor<2xi8>) -> tensor<2xi8>
+    attributes {arg_names = ["a"], result_names = ["r"]} {
+  %c0 = arith.constant 0 : index
+  %c1 = arith.constant 1 : index
+  %c3 = arith.constant 3 : index
+  %v = arith.constant 0 : i8
+  %e = tensor.empty() : tensor<2xi8>
+  %z = linalg.fill ins(%v : i8) outs(%e : tensor<2xi8>) -> tensor<2xi8>
+  %r = scf.for %i = %c0 to %c3 step %c1 iter_args(%acc = %a) -> (tensor<2xi8>) {
+    %s = linalg.generic {indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>],
+        iterator_types = ["parallel"]} ins(%acc : tensor<2xi8>) outs(%z : tensor<2xi8>) {
+    ^bb0(%x: i8, %y: i8):
+      %w = arith.addi %x, %y : i8
+      linalg.yield %w : i8
+    } -> tensor<2xi8>
+    scf.yield %s : tensor<2xi8>
+  }
+  func.return %r : tensor<2xi8>
+}"""
+    # Were %z written to, the second turn would add the first one's result again.
+    assert run(text, a=np.array([5, -3], np.int8)).tolist() == [5, -3]
+
+
+def test_one_bit_integers_extend_by_their_sign() -> None:
+    text = """
+func.func @f(%a: tensor<3xi8>) -> (tensor<3xi32>, tensor<3xi32>)
+    attributes {arg_names = ["a"], result_names = ["s", "u"]} {
+  %e = tensor.empty() : tensor<3xi32>
+  %s, %u = linalg.generic {indexing_maps = [affine_map<(d0) -> (d0)>, affine_map<(d0) -> (d0)>,
+      affine_map<(d0) -> (d0)>], iterator_types = ["parallel"]}
+      ins(%a : tensor<3xi8>) outs(%e, %e : tensor<3xi32>, tensor<3xi32>) {
+  ^bb0(%x: i8, %y: i32, %z: i32):
+    %b = arith.trunci %x : i8 to i1
+    %p = arith.extsi %b : i1 to i32
+    %q = arith.extui %b : i1 to i32
+    linalg.yield %p, %q : i32, i32
+  } -> tensor<3xi32>, tensor<3xi32>
+  func.return %s, %u : tensor<3xi32>, tensor<3xi32>
+}"""
+    got = run_linalg(parse(text), WeightStore(), {"a": np.array([2, 3, -1], np.int8)})
+    assert got["s"].tolist() == [0, -1, -1]
+    assert got["u"].tolist() == [0, 1, 1]

@@ -486,3 +486,21 @@ def test_missing_constant_is_refused() -> None:
     module = graph.module(result)
     graph.weights.remove("c.mult")
     assert "c.mult" in str(failure(graph, module))
+
+
+def test_max_pool_of_the_lowest_code() -> None:
+    """Padding is not larger than any code."""
+    graph = Graph(x=codes([1, 4, 4, 2]))
+    options = {"kernel": [3, 3], "strides": [1, 1], "pads": [1] * 4, "dilations": [1, 1]}
+    result = graph.top(
+        top.MaxPoolOp,
+        "p",
+        [graph.input("x")],
+        codes([1, 4, 4, 2]),
+        ceil_mode=False,
+        layout="nhwc",
+        **options,
+    )
+    x = np.full((1, 4, 4, 2), -128, np.int8)
+    got = run_linalg(graph.lowered(result), graph.weights, {"x": x})["result0"]
+    np.testing.assert_array_equal(got, x)
