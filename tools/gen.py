@@ -182,7 +182,7 @@ def _phases() -> str:
 
 def cli() -> str:
     """Every command and option."""
-    from tilewright.cli.main import COMMANDS, build_parser
+    from tilewright.cli.command import COMMANDS, build_parser
     from tilewright.tools import opt, runner, translate
 
     parts: list[str] = []

@@ -1,0 +1,1 @@
+"""Running things: the float graph, packages, samples from disk."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import onnxruntime
 
     from tilewright.codegen.package import PackageContent
+    from tilewright.runtime.simulation import Simulation
     from tilewright.sim.state import State
     from tilewright.spec.hardware import Hardware
     from tilewright.spec.program import Dispatched, Instr
@@ -310,6 +311,16 @@ class Package:
                 )
             inputs = {self.inputs[0].name: inputs}
         return self.executor.run(cast("Mapping[str, Array]", inputs))
+
+    def simulate(self) -> Simulation:
+        """Simulate the chip's part cycle by cycle; no values are computed.
+
+        Raises:
+            TilewrightError: E0602 when a program breaks a limit or deadlocks.
+        """
+        from tilewright.runtime.simulation import simulate
+
+        return simulate(self)
 
     def save(self, path: Path | str) -> int:
         """Write the package; return its size in bytes.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from xdsl.dialects import affine, arith, func, memref
 from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, IntegerType, MemRefType
-from xdsl.dialects.linalg import FillOp
+from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
