@@ -450,6 +450,8 @@ ERRORS: list[tuple[list[Instr], str]] = [
     ([Instr("dma_load", {"ddr": 4090, "n0": 64, **STREAM}, "c"), Instr("halt")],
      'layer "c": instruction 0 (dma_load) on dma0: ddr: bytes 0xffa..0x1039 must lie in DDR'),
     ([Instr("dma_fill", {"sram": 32760, "n0": 16})], "must lie in SRAM"),
+    ([Instr("vec_copy", {"n0": 16000, "n1": 16000, "n2": 4, "src_s0": 1, "src_s1": 1, "dst": 32700,
+                         "dst_s0": 0})], "src: 1024000000 elements are more than the simulator"),
     ([Instr("dma_fill", {"channel": 2})], "channel must be 0..1, not 2"),
     ([Instr("dma_load", {"n0": 300})], "length 300 not divisible by burst_size 64"),
     ([Instr("vec_drain"), Instr("halt")], "deadlock: it waits for all engines"),
@@ -553,3 +555,10 @@ def test_hook_sees_ddr_after_each_instruction() -> None:
     FunctionalSimulator(TINY).run(case.program, case.ddr, hook=hook)
     assert [name for name, _ in seen][-2:] == ["vec_drain", "dma_store"]
     assert [stored for _, stored in seen] == [0] * (len(seen) - 1) + [1]
+
+
+def test_strides_of_zero_cannot_ask_for_any_amount_of_memory() -> None:
+    shape = {"out_h": 4096, "out_w": 1024, "oc_blocks": 64, "cols": 128, "cols_last": 128}
+    program = [Instr("mac_conv", {**shape, "wgt": V2.bank_size}, "huge"), Instr("halt")]
+    with pytest.raises(TilewrightError, match="4194304 pixels x 8192 columns are more than"):
+        FunctionalSimulator(V2).run(program, np.zeros(64, np.uint8))

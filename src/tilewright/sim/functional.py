@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim import mac, vector
-from tilewright.sim.state import MachineError, PushGroup, State, machine_error
+from tilewright.sim.state import MAX_ELEMENTS, MachineError, PushGroup, State, machine_error
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.limits import violations
 from tilewright.spec.program import (
@@ -216,6 +216,11 @@ class _Run:
             return self._start_drain(instr)
         columns = mac.columns(f, 0, f["oc_blocks"])
         pixels = f["out_h"] * f["out_w"]
+        if pixels * columns > MAX_ELEMENTS:
+            raise MachineError(
+                f"{pixels} pixels x {columns} columns are more than the simulator handles at once "
+                f"({MAX_ELEMENTS})"
+            )
         depth = f["k_h"] * f["k_w"]
         depth *= f["c_blocks"] if f["diag"] else (f["c_blocks"] - 1) * f["c_rows"] + f["c_last"]
         self.macs += pixels * columns * depth

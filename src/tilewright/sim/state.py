@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,9 @@ import numpy.typing as npt
 from tilewright.diagnostics import TilewrightError
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import ENGINE_NAMES, Dispatched
+
+MAX_ELEMENTS = 1 << 28
+"""Elements of one view, repetitions by overlapping strides counted."""
 
 SRAM_RESET = 0xA5
 """SRAM's content before anything is written: not zero, so that relying on it shows."""
@@ -99,8 +103,14 @@ class State:
         """Return a writable view of a memory; `strides` in bytes, none negative.
 
         Raises:
-            MachineError: a byte of it lies outside the memory.
+            MachineError: a byte of it lies outside the memory, or overlapping strides make it
+                larger than any memory.
         """
+        if prod(shape) > MAX_ELEMENTS:
+            raise MachineError(
+                f"{operand}: {prod(shape)} elements are more than the simulator handles at once "
+                f"({MAX_ELEMENTS})"
+            )
         memory = self.ddr if ddr else self.sram
         size = np.dtype(dtype).itemsize
         end = address + size

@@ -16,6 +16,8 @@ from tilewright.spec.hardware import Hardware
 
 FP16 = 2
 INT4 = 1
+MAX_RUNS = 1 << 22
+"""More runs than any memory of a chip has words; bounds what a hostile program can cost."""
 Fields = dict[str, int]
 Dims = tuple[tuple[int, int], ...]
 
@@ -51,6 +53,14 @@ class Access:
             value = gcd(value, stride)
         return value
 
+    @property
+    def runs(self) -> int:
+        """Number of runs, repeated ones counted."""
+        count = 1
+        for steps, _ in self.dims:
+            count *= steps
+        return count
+
     def starts(self) -> npt.NDArray[np.int64]:
         """Return the sorted, distinct addresses of the runs."""
         starts = np.array([self.address], np.int64)
@@ -60,9 +70,14 @@ class Access:
         return np.unique(starts)
 
     def overlaps(self, other: Access) -> bool:
-        """Return whether the two regions share a byte (exact)."""
+        """Return whether the two regions share a byte.
+
+        Exact up to `MAX_RUNS` runs; above, regions whose spans meet count as overlapping.
+        """
         if self.sram != other.sram or self.end <= other.address or other.end <= self.address:
             return False
+        if max(self.runs, other.runs) > MAX_RUNS:
+            return True
         mine, theirs = self.starts(), other.starts()
         # A run of theirs meets one of mine iff the last of mine that starts before its end
         # reaches beyond its start (runs of one region have equal length).

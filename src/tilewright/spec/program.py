@@ -24,7 +24,7 @@ from tilewright.spec.isa import (
 
 MAX_LOOP_DEPTH = 4
 REGISTER_MASK = (1 << 40) - 1
-MAX_DISPATCHED = 1 << 22
+MAX_DISPATCHED = 1 << 20
 """Instructions a program may dispatch, loops unrolled; more is refused as a runaway program."""
 
 SEQ, MAC, VEC = 6, 4, 5
@@ -241,6 +241,7 @@ def sequence(
             without `halt`, or one that dispatches more than `MAX_DISPATCHED` instructions.
     """
     matches = _matching_loops(program)
+    complete: list[dict[str, int] | None] = [None] * len(program)
     values = [0] * 32
     for number, value in (registers or {}).items():
         if not 0 < number < scalar_registers:
@@ -252,7 +253,9 @@ def sequence(
     position = count = 0
     while position < len(program):
         instr = program[position]
-        fields = full_fields(instr)
+        fields = complete[position]
+        if fields is None:
+            fields = complete[position] = full_fields(instr)
         name = instr.name
         count += 1
         if count > MAX_DISPATCHED:
@@ -268,6 +271,9 @@ def sequence(
                         f"{where(position, instr)}: {register} must be R0..R"
                         f"{scalar_registers - 1}, not R{number}",
                     )
+                if fields is complete[position]:
+                    # Iterations without registers share one dictionary; this one cannot.
+                    fields = dict(fields)
                 fields[address] = (fields[address] + values[number]) & REGISTER_MASK
         yield Dispatched(position, name, engine_of(name, fields), fields, instr.layer)
         if name == "halt":

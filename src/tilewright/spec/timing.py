@@ -256,16 +256,9 @@ def mac_cycles(hardware: Hardware, f: Fields) -> int:
     return mac_timing(hardware, f).cycles
 
 
-def _run_count(region: Access) -> int:
-    count = 1
-    for steps, _ in region.dims:
-        count *= steps
-    return count
-
-
 def ddr_traffic(hardware: Hardware, region: Access, stream: bool) -> int:
     """Return the DDR bytes of a region: runs in granules (stream), or as they are (burst)."""
-    runs = _run_count(region)
+    runs = region.runs
     if not stream:
         return runs * region.run
     granule = hardware.ddr_bus_bytes
@@ -279,16 +272,14 @@ def dma_timing(hardware: Hardware, f: Fields, name: str = "dma_load") -> DmaTimi
     stream = bool(f.get("stream", 0))
     latency = hardware.dma_latency * (hardware.dma_stream_latency_factor if stream else 1)
     sram = next(region for region in regions if region.sram)
-    port_words = _run_count(sram) * words(
-        hardware, sram.run, sram.alignment(hardware.sram_word_bytes)
-    )
+    port_words = sram.runs * words(hardware, sram.run, sram.alignment(hardware.sram_word_bytes))
     payload = ddr_bytes = ddr = 0
     if name == "dma_fill":
-        moved = _run_count(sram) * sram.run
+        moved = sram.runs * sram.run
         channel = ceil_div(moved, hardware.dma_bus_bytes)
     else:
         source = next(region for region in regions if not region.sram)
-        runs = _run_count(source)
+        runs = source.runs
         payload = runs * source.run
         channel = runs * (ceil_div(source.run, hardware.dma_bus_bytes) + (1 if stream else 0))
         ddr_bytes = ddr_traffic(hardware, source, stream)
