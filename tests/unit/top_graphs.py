@@ -212,7 +212,7 @@ def assert_close(
         if a.dtype.kind != "f":
             np.testing.assert_array_equal(a, b)
             continue
-        scale = max(1.0, float(np.abs(b).max(initial=0)))
+        scale = max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
         np.testing.assert_allclose(a, b, rtol=0, atol=tolerance * scale)
 
 
