@@ -53,7 +53,7 @@ test: lint types
 
 nightly: lint types
 	$(BIN)/python tools/gen.py --check
-	$(TEST_ENV) $(BIN)/pytest -n $(JOBS) $(ARGS)
+	$(TEST_ENV) $(BIN)/pytest -n $(JOBS) --hypothesis-profile=nightly $(ARGS)
 
 clean:
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis build

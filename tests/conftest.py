@@ -6,10 +6,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.lit import LitError, run_file
 
 HERE = Path(__file__).parent
+
+# The same examples on every machine, and no verdict by the clock of a busy one. `make nightly`
+# draws new ones (--hypothesis-profile=nightly).
+settings.register_profile("default", derandomize=True, deadline=None)
+settings.register_profile("nightly", max_examples=500, deadline=None, print_blob=True)
+settings.load_profile("default")
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +186,7 @@ def cli() -> str:
 
     parts: list[str] = []
     for command in COMMANDS:
-        if find_spec(f"tilewright.cli.{command}") is not None:
-            parts += list(_commands(build_parser(command)))[1:]
+        parts += list(_commands(build_parser(command)))[1:]
     for tool in (opt, translate, runner):
         parts += _commands(tool.build_parser())
     return page(
