@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from tests.unit.sim_programs import (
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.functional import FunctionalSimulator
+from tilewright.sim.numeric import float_function
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.isa import FUNCTIONS
 from tilewright.spec.program import Instr, encode_program
@@ -141,7 +143,7 @@ def vector_run(
 ) -> np.ndarray[Any, Any]:  # fmt: skip
     """Load `data` at SRAM 0, run the instruction, return `size` bytes from DST."""
     ddr = np.zeros(1 << 16, np.uint8)
-    ddr[: data.size] = data.view(np.uint8).ravel()
+    ddr[: data.nbytes] = data.view(np.uint8).ravel()
     block = parameter_block(
         hardware.vector_lanes, np.zeros(1), np.array(mult), np.full(hardware.vector_lanes, shift)
     )
@@ -441,6 +443,109 @@ def test_int4_weights_are_signed_nibbles_low_first() -> None:
     ]  # fmt: skip
     FunctionalSimulator(V2).run(program, ddr)
     assert ddr[1024:1044].view("<i4").tolist() == (x.astype(int) @ w).tolist()
+
+
+@pytest.mark.parametrize("order", ["program", "random"])
+@pytest.mark.parametrize("hardware", [TINY, V2], ids=lambda hardware: hardware.name)
+def test_a_split_reduction_equals_the_whole(hardware: Hardware, order: Any) -> None:
+    case = conv_case(hardware, 9, block_rows=2)
+    position = next(i for i, instr in enumerate(case.program) if instr.name == "mac_conv")
+    whole = case.program[position].fields
+    first = {**whole, "k_h": 1, "push": 0, "m_half": 1}
+    rest = {**whole, "k_h": 2, "accumulate": 1, "m_half": 1, "wait": 0}
+    rest["act"] += whole["ky_stride"]
+    rest["wgt"] += whole["k_w"] * whole["c_last"] * whole["wgt_pitch"]
+    case.program[position : position + 1] = [Instr("mac_conv", first), Instr("mac_conv", rest)]
+    case.program[position + 2].fields["m_half"] = 1
+    FunctionalSimulator(hardware).run(case.program, case.ddr, order=order, seed=1)
+    np.testing.assert_array_equal(output(case), case.expected)
+
+
+def test_the_drain_applies_the_table_last() -> None:
+    table = random_codes(8, 256)
+    case = conv_case(TINY, 2)
+    case.ddr[40000:40256] = table.view(np.uint8)
+    load = Instr("dma_load", {"ddr": 40000, "sram": 3 * TINY.bank_size + 4096, "n0": 256, **STREAM})
+    case.program[:0] = [
+        load,
+        Instr("fence"),
+        Instr("vec_table", {"src": load.fields["sram"], "v": 20}),
+    ]
+    drain = next(instr for instr in case.program if instr.name == "vec_drain")
+    drain.fields |= {"use_table": 1, "v_table": 20}
+    FunctionalSimulator(TINY).run(case.program, case.ddr)
+    np.testing.assert_array_equal(output(case), table[case.expected.astype(int) + 128])
+
+
+def halves(seed: int, count: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).normal(size=count).astype(np.float16)
+
+
+CLAMP = np.array([-1.5, 2.0], np.float32).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("op", "function"),
+    [(0, np.add), (1, np.subtract), (2, np.multiply), (3, np.maximum), (4, np.minimum)],
+)
+def test_fp16_eltwise_is_float32_rounded_once(op: int, function: Any) -> None:
+    data = halves(op, 1024)
+    f = {"dtype": 2, "op": op, "b": SRC_B, "dst": DST, "n0": 5, "n1": 3, "a_s1": 12, "b_s1": 0,
+         "dst_s1": 10, "v_clamp": 3}  # fmt: skip
+    got = vector_run(
+        V2, Instr("vec_eltwise", f), data, mult=[1], shift=0, size=30, bias_bytes=CLAMP
+    ).view(np.float16)
+    a = np.stack([data[6 * run : 6 * run + 5] for run in range(3)]).astype(np.float32)
+    b = data[512:517].astype(np.float32)
+    want = np.clip(function(a, b), -1.5, 2.0).astype(np.float16)
+    np.testing.assert_array_equal(got.reshape(3, 5), want)
+
+
+@pytest.mark.parametrize("requantise", [0, 1])
+def test_fp16_copy_applies_function_then_clamp(requantise: int) -> None:
+    data = halves(0, 64)
+    f = {"dtype": 2, "dst": DST, "n0": 4, "n1": 8, "src_s0": 2, "src_s1": 8, "dst_s0": 16,
+         "dst_s1": 2, "v_clamp": 3, "requantise": requantise,
+         "function": FUNCTIONS.index("hard_swish")}  # fmt: skip
+    got = vector_run(
+        V2, Instr("vec_copy", f), data, mult=[1], shift=0, size=64, bias_bytes=CLAMP
+    ).view(np.float16)
+    x = data[:32].astype(np.float64)
+    y = x * np.clip(x / 6 + 0.5, 0, 1)
+    if requantise:
+        y = np.clip(y, -1.5, 2.0)
+    np.testing.assert_allclose(got.reshape(4, 8).T.ravel(), y, rtol=1e-3, atol=1e-6)
+
+
+def test_fp16_pool() -> None:
+    data = halves(3, 64)
+    f = {"dtype": 2, "dst": DST, "n0": 4, "out_w": 3, "k_w": 2, "src_sx": 16, "kx_stride": 8,
+         "dst_sx": 8}  # fmt: skip
+    got = vector_run(V2, Instr("vec_pool", f), data, mult=[1], shift=0, size=24).view(np.float16)
+    want = data[:24].reshape(3, 2, 4).max(1)
+    np.testing.assert_array_equal(got.reshape(3, 4), want)
+
+
+def test_float_functions_against_the_standard_library() -> None:
+    x = np.linspace(-6, 6, 241, dtype=np.float32)
+    positive = np.abs(x) + np.float32(0.1)
+    cases: dict[str, tuple[np.ndarray[Any, Any], Any]] = {
+        "sigmoid": (x, lambda v: 1 / (1 + math.exp(-v))),
+        "silu": (x, lambda v: v / (1 + math.exp(-v))),
+        "tanh": (x, math.tanh),
+        "gelu": (x, lambda v: 0.5 * v * (1 + math.erf(v / math.sqrt(2)))),
+        "exp": (x, math.exp),
+        "reciprocal": (positive, lambda v: 1 / v),
+        "rsqrt": (positive, lambda v: 1 / math.sqrt(v)),
+        "sqrt": (positive, math.sqrt),
+        "hard_sigmoid": (x, lambda v: min(max(v / 6 + 0.5, 0.0), 1.0)),
+        "hard_swish": (x, lambda v: v * min(max(v / 6 + 0.5, 0.0), 1.0)),
+        "none": (x, lambda v: v),
+    }
+    assert set(cases) == set(FUNCTIONS)
+    for name, (values, function) in cases.items():
+        want = [function(float(value)) for value in values]
+        np.testing.assert_allclose(float_function(name, values), want, rtol=1e-6, atol=1e-6)
 
 
 # Errors of the machine.
