@@ -7,7 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.quant_graphs import Graph, codes, random_codes
-from xdsl.dialects.builtin import ArrayAttr, ModuleOp, TensorType, f32
+from xdsl.dialects.builtin import (
+    ArrayAttr,
+    DictionaryAttr,
+    IntegerAttr,
+    ModuleOp,
+    StringAttr,
+    TensorType,
+    f32,
+    i64,
+)
 from xdsl.dialects.linalg.ops import GenericOp
 
 from tilewright.dialects import quant, top
@@ -256,3 +265,14 @@ def test_a_broken_module_is_not_accepted() -> None:
     message = accepts(module)
     assert message is not None
     assert "invalid indexing maps" in message
+
+
+def test_module_attributes_of_the_compiler_are_accepted() -> None:
+    """The `onnx.opset` of an imported model has an empty key, which upstream cannot read."""
+    graph = Graph(x=codes([1, 4, 4, 3]))
+    module = graph.module(graph.conv("a", graph.input("x"), np.random.default_rng(0), 5))
+    module.attributes["onnx.opset"] = DictionaryAttr({"": IntegerAttr(17, i64)})
+    module.attributes["tilewright.target"] = StringAttr("edge16")
+    LowerQuantToLinalgPass().apply(graph.context(), module)
+    assert accepts(module) is None
+    assert "tilewright.target" in module.attributes

@@ -57,18 +57,9 @@ def find_tool(name: str) -> Path | None:
 
 
 def generic_text(module: ModuleOp) -> str:
-    """Return the module in MLIR's generic form, which stock tools read.
-
-    The module's `tilewright.*` attributes (names of the weight file and of the target) are left
-    out: upstream refuses attributes of dialects it does not know.
-    """
+    """Return the module in MLIR's generic form, which stock tools read."""
     stream = StringIO()
-    kept = dict(module.attributes)
-    for key in [key for key in kept if key.startswith("tilewright.")]:
-        del module.attributes[key]
     Printer(stream, print_generic_format=True).print_op(module)
-    module.attributes.clear()
-    module.attributes.update(kept)
     return stream.getvalue() + "\n"
 
 

@@ -62,7 +62,7 @@ LOWERINGS: dict[str, Lowering] = {
 """One builder for each op that a TPU segment may hold."""
 
 DROPPED = ("onnx.", "tilewright.calibration")
-"""Module attributes of higher levels; upstream tools refuse attributes of unknown dialects."""
+"""Module attributes of higher levels; upstream cannot read the empty key of `onnx.opset`."""
 
 CONSTANTS = ("top.weight", "top.none")
 
