@@ -49,6 +49,13 @@ class CalibrationTable:
     )
     """For each value what the observer saw: `max`, `chosen`..."""
 
+    def maxima(self) -> dict[str, float]:
+        """Return the largest magnitude seen of every value; its threshold where that is unknown."""
+        return {
+            name: float(self.details.get(name, {}).get("max", threshold))
+            for name, threshold in self.thresholds.items()
+        }
+
     def save(self, path: str | Path) -> None:
         """Write the table as YAML, values in execution order.
 
@@ -130,7 +137,7 @@ def _malformed(path: str | Path, what: str) -> TilewrightError:
 
 
 def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
-    """Record the ranges in the module, as two arrays: names and float64 thresholds."""
+    """Record the ranges in the module: names, thresholds and largest values seen, float64."""
     from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, f64
 
     module.attributes[CALIBRATION_ATTRIBUTE] = DictionaryAttr(
@@ -138,6 +145,7 @@ def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
             "method": StringAttr(table.method),
             "names": ArrayAttr([StringAttr(name) for name in table.thresholds]),
             "thresholds": ArrayAttr([FloatAttr(v, f64) for v in table.thresholds.values()]),
+            "maxima": ArrayAttr([FloatAttr(v, f64) for v in table.maxima().values()]),
         }
     )
 
@@ -154,14 +162,21 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     if record is None:
         return None
     data = record.data if isinstance(record, DictionaryAttr) else {}
-    names, values, method = data.get("names"), data.get("thresholds"), data.get("method")
-    if not isinstance(names, ArrayAttr) or not isinstance(values, ArrayAttr):
-        raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` needs `names` and `thresholds`")
+    names, method = data.get("names"), data.get("method")
+    columns = [data.get("thresholds"), data.get("maxima")]
+    if not isinstance(names, ArrayAttr):
+        raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` needs `names`")
     keys = [item.data for item in names if isinstance(item, StringAttr)]
-    numbers = [float(item.value.data) for item in values if isinstance(item, FloatAttr)]
-    if len(keys) != len(names) or len(numbers) != len(values) or len(keys) != len(numbers):
+    numbers = [
+        [float(item.value.data) for item in column if isinstance(item, FloatAttr)]
+        if isinstance(column, ArrayAttr)
+        else []
+        for column in columns
+    ]
+    if any(len(column) != len(names) for column in (keys, *numbers)):
         raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` is malformed")
     return CalibrationTable(
-        dict(zip(keys, numbers, strict=True)),
+        dict(zip(keys, numbers[0], strict=True)),
         method.data if isinstance(method, StringAttr) else "max",
+        details={key: {"max": value} for key, value in zip(keys, numbers[1], strict=True)},
     )

@@ -298,15 +298,19 @@ def host_reason(op: Operation, weights: WeightStore) -> str | None:
     return rule(op, weights)
 
 
-def place(ops: list[Operation], weights: WeightStore) -> dict[Operation, str]:
-    """Return the ops that run on the host, each with its reason.
+def place(
+    ops: list[Operation],
+    weights: WeightStore,
+    reason_of: _Rule = host_reason,
+) -> dict[Operation, str]:
+    """Return the ops that run on the host, each with its reason (`reason_of` gives an op's own).
 
     Layout changes beside graph inputs and outputs, and beside other host ops, are the host's: they
     cost it nothing as part of quantising and dequantising.
     """
     hosts: dict[Operation, str] = {}
     for op in ops:
-        reason = host_reason(op, weights)
+        reason = reason_of(op, weights)
         if reason is None and op.name in LAYOUT_OPS:
             owner = op.operands[0].owner
             if not isinstance(owner, Operation):

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 from xdsl.context import Context
-from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr, i32
-from xdsl.ir import Block, Operation
+from xdsl.dialects.builtin import Float16Type, IntegerAttr, ModuleOp, StringAttr, TensorType, i32
+from xdsl.ir import Block, Operation, SSAValue
 from xdsl.passes import ModulePass
 
 from tilewright.dialects.quant import uniform_of
@@ -32,12 +32,16 @@ TPU, HOST = "tpu", "host"
 
 
 def device_of(op: Operation) -> str:
-    """Return where an op runs: the device if all its results are codes, else the host."""
-    if op.name in ("quant.quantize", "quant.dequantize"):
+    """Return where an op runs: the device if all its results are codes or fp16, else the host."""
+    if op.name in ("quant.quantize", "quant.dequantize", "top.cast"):
         return HOST
-    if op.results and all(uniform_of(result) is not None for result in op.results):
-        return TPU
-    return HOST
+    return TPU if op.results and all(_on_device(result) for result in op.results) else HOST
+
+
+def _on_device(value: SSAValue) -> bool:
+    kind = value.type
+    half = isinstance(kind, TensorType) and isinstance(kind.element_type, Float16Type)
+    return half or uniform_of(kind) is not None
 
 
 def _schedule(ops: list[Operation], first: str) -> list[list[Operation]]:
@@ -131,8 +135,8 @@ def _explain(context: CompileContext, op: Operation, device: str, number: int) -
         text = f"runs on the device, segment {number}"
     elif isinstance(reason, StringAttr):
         text = f"runs on the host: {reason.data}"
-    elif op.name in ("quant.quantize", "quant.dequantize"):
-        text = "runs on the host: floats meet codes here"
+    elif op.name in ("quant.quantize", "quant.dequantize", "top.cast"):
+        text = "runs on the host: two number types meet here"
     else:
         text = "runs on the host: it has no integer form"
     context.decide(layer_of(op), "quant-partition", device == TPU, text, segment=number)

@@ -105,8 +105,9 @@ def _drop_unused(block: Block) -> None:
 class QuantizePass(ModulePass):
     """Quantise a calibrated float graph.
 
-    Requires: `top` module, fused, layout assigned; ranges in the module (`quant-calibrate`) or in
-    `table`. Ensures: every tensor on the device is `!quant.uniform`, every host op has a reason.
+    Requires: `top` module, fused, layout assigned; ranges in the module (calibration
+    puts them there) or in `table`. Ensures: every tensor on the device is `!quant.uniform`, every
+    host op has a reason.
     """
 
     name = "quantize"
@@ -130,7 +131,7 @@ class QuantizePass(ModulePass):
             raise TilewrightError(
                 "E0301",
                 "the module has no calibrated ranges",
-                hint="run `quant-calibrate` first, or give `quantize{table=...}`",
+                hint="give `--calibration-data FOLDER`, or `quantize{table=FILE}`",
             )
         default = context.target.rounding if context.target is not None else "half_up"
         quantize_module(context, op, table.thresholds, self.rounding or default)

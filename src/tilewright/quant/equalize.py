@@ -1,0 +1,217 @@
+"""Cross-channel equalisation: give every channel of an activation a fair share of the code range.
+
+One scale serves a whole activation, so a channel that stays small uses few codes. Where an
+activation `y` is read by convolutions only, channel `c` may be made larger at no cost in the float
+graph:
+
+    y[c] = clamp(conv1(x)[c])          ->   k[c] * y[c]   (weights and bias of conv1 times k[c])
+    conv2 reads sum_c w2[:, c] * y[c]  ->   w2[:, c] / k[c]
+
+`clamp` commutes with a positive factor for ReLU. An upper bound `hi` becomes `hi / k[c]` for the
+original channel; with `k[c] >= 1` and `k[c] * m[c] <= max(m)`, `m[c]` being the largest value that
+calibration saw, it still lies at or above all of them: like any threshold of a quantiser, it clips
+only what calibration did not see.
+
+A depthwise consumer has a weight scale for each channel, so `k` fills the range. Others share a
+scale among input channels; `k` then balances activation and weight precision (geometric mean).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+    from xdsl.ir import Operation, SSAValue
+
+    from tilewright.ir.context import CompileContext
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+
+STAGE = "equalize"
+
+LARGEST_GAIN = 64.0
+"""Channels are not raised by more: six bits of the eight are won back by then."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A producer whose output channels may be scaled, and the convolutions that read them."""
+
+    producer: Operation
+    consumers: tuple[Operation, ...]
+
+
+def equalize(ctx: CompileContext, module: ModuleOp, samples: Iterable[Mapping[str, Array]]) -> int:
+    """Equalise the channels of `@main` in place and return how many layers were changed.
+
+    Args:
+        ctx: holds the weights, which are replaced, and the decision log.
+        module: a fused float `top` module.
+        samples: inputs by name; they give the largest magnitude of every channel.
+    """
+    pairs = find_pairs(module)
+    if not pairs:
+        return 0
+    maxima = channel_maxima(ctx, module, [pair.producer for pair in pairs], samples)
+    changed = 0
+    for pair in pairs:
+        changed += _equalize_pair(ctx, pair, maxima[pair.producer])
+    return changed
+
+
+def find_pairs(module: ModuleOp) -> list[Pair]:
+    """Return the convolutions whose result only convolutions with weights of their own read."""
+    from tilewright.quant.graph import main_function
+
+    users: dict[SSAValue, int] = {}
+    ops = list(main_function(module).body.block.ops)
+    for op in ops:
+        for operand in op.operands:
+            users[operand] = users.get(operand, 0) + 1
+    found: list[Pair] = []
+    for op in ops:
+        if not _scalable(op, users):
+            continue
+        consumers = tuple(use.operation for use in op.results[0].uses)
+        if consumers and all(
+            _scalable(user, users) and user.operands[0] is op.results[0] for user in consumers
+        ):
+            found.append(Pair(op, consumers))
+    return found
+
+
+def _scalable(op: Operation, users: Mapping[SSAValue, int]) -> bool:
+    from tilewright.dialects.top.base import is_absent
+
+    if op.name != "top.conv":
+        return False
+    # A constant shared with another layer must not change.
+    return (
+        _constant(op.operands[1]) is not None
+        and users[op.operands[1]] == 1
+        and (
+            is_absent(op.operands[2])
+            or (_constant(op.operands[2]) is not None and users[op.operands[2]] == 1)
+        )
+    )
+
+
+def _constant(value: SSAValue) -> str | None:
+    from xdsl.ir import Operation
+
+    from tilewright.quant.graph import layer_of
+
+    owner = value.owner
+    return layer_of(owner) if isinstance(owner, Operation) and owner.name == "top.weight" else None
+
+
+def channel_maxima(
+    ctx: CompileContext,
+    module: ModuleOp,
+    producers: list[Operation],
+    samples: Iterable[Mapping[str, Array]],
+) -> dict[Operation, FloatArray]:
+    """Return the largest magnitude of every output channel of `producers` over the samples."""
+    from tilewright.dialects.top.base import Attrs
+    from tilewright.quant.graph import layer_of
+    from tilewright.runtime.float_executor import TopSession
+
+    session = TopSession(module, ctx.weights)
+    names = {layer_of(op): op for op in producers}
+    found: dict[Operation, FloatArray] = {}
+    for sample in samples:
+        for name, array in session.run(sample, list(names)).items():
+            op = names[name]
+            nhwc = Attrs(op.attributes).string("layout", "nchw") == "nhwc"
+            axis = array.ndim - 1 if nhwc else 1
+            others = tuple(a for a in range(array.ndim) if a != axis)
+            largest = np.abs(array).max(axis=others).astype(np.float64)
+            seen = found.get(op)
+            found[op] = largest if seen is None else np.maximum(seen, largest)
+    return found
+
+
+def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray) -> bool:
+    from tilewright.dialects.top.base import Attrs, is_absent
+    from tilewright.quant.graph import layer_of
+
+    layer = layer_of(pair.producer)
+    attrs = Attrs(pair.producer.attributes)
+    low = attrs.number("clamp_min")
+    if low not in (None, 0.0):
+        ctx.decide(layer, STAGE, False, f"its lower bound {low:g} does not scale")
+        return False
+    total = float(maxima.max())
+    if not np.isfinite(total) or total <= 0:
+        ctx.decide(layer, STAGE, False, "it was always zero")
+        return False
+    room = total / np.maximum(maxima, total / LARGEST_GAIN)
+    gain = room
+    for consumer in pair.consumers:
+        gain = np.minimum(gain, _wanted(ctx, consumer, maxima, total))
+    gain = np.clip(gain, 1.0, room)
+    # Quarter octaves: the same gains from one machine to another despite float noise.
+    gain = np.exp2(np.floor(np.log2(gain) * 4) / 4)
+    if not (gain > 1).any():
+        ctx.decide(layer, STAGE, False, "its channels have like ranges")
+        return False
+    weight = _constant(pair.producer.operands[1])
+    assert weight is not None
+    array = ctx.weights.get(weight)
+    column = gain.reshape(-1, *([1] * (array.ndim - 1)))
+    ctx.weights.set(weight, (array * column).astype(array.dtype))
+    if not is_absent(pair.producer.operands[2]):
+        bias = _constant(pair.producer.operands[2])
+        assert bias is not None
+        values = ctx.weights.get(bias)
+        ctx.weights.set(bias, (values * gain).astype(values.dtype))
+    for consumer in pair.consumers:
+        _divide_inputs(ctx, consumer, gain)
+    ctx.decide(
+        layer,
+        STAGE,
+        True,
+        f"{int((gain > 1).sum())} of {gain.size} channels raised, by up to {gain.max():.3g}",
+    )
+    return True
+
+
+def _per_input(op: Operation, weight: Array) -> Array:
+    """Return a conv's weights as `[group, out, in, kernel...]`."""
+    from tilewright.dialects.top.base import Attrs
+
+    group = Attrs(op.attributes).integer("group")
+    return weight.reshape(group, weight.shape[0] // group, *weight.shape[1:])
+
+
+def _wanted(
+    ctx: CompileContext, consumer: Operation, maxima: FloatArray, total: float
+) -> FloatArray:
+    """Return the gain of each input channel that suits `consumer`."""
+    name = _constant(consumer.operands[1])
+    assert name is not None
+    weight = np.abs(_per_input(consumer, ctx.weights.get(name)).astype(np.float64))
+    if weight.shape[2] == 1:
+        # Depthwise: dividing a channel's weights changes nothing but its scale.
+        return np.full(maxima.size, np.inf)
+    # Weight of each input channel relative to the largest of its output channel, at its largest.
+    spatial = weight.max(axis=tuple(range(3, weight.ndim))) if weight.ndim > 3 else weight
+    share = spatial / np.maximum(spatial.max(axis=2, keepdims=True), 1e-30)
+    share = share.max(axis=1).reshape(-1)
+    return np.sqrt(share * total / np.maximum(maxima, 1e-30))
+
+
+def _divide_inputs(ctx: CompileContext, consumer: Operation, gain: FloatArray) -> None:
+    name = _constant(consumer.operands[1])
+    assert name is not None
+    weight = ctx.weights.get(name)
+    grouped = _per_input(consumer, weight)
+    factor = gain.reshape(grouped.shape[0], 1, grouped.shape[2], *([1] * (grouped.ndim - 3)))
+    ctx.weights.set(name, (grouped / factor).reshape(weight.shape).astype(weight.dtype))
