@@ -322,7 +322,11 @@ def _resize(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -> 
     if "roi" in attrs:
         values = np.array(attrs.floats("roi"), np.float32).reshape(2, -1)[:, order]
         roi = graph.constant(values.reshape(-1))
-    exact = np.floor(np.array(shape, np.float32) * scales)
+    # onnx's shape inference multiplies in float64, onnxruntime's kernel in float32.
+    exact = all(
+        np.floor(np.array(shape, kind) * scales.astype(kind)).tolist() == list(result)
+        for kind in (np.float32, np.float64)
+    )
     attributes: dict[str, Any] = {
         "mode": attrs.string("mode"),
         "coordinate_transformation_mode": attrs.string("coordinate"),
@@ -333,7 +337,7 @@ def _resize(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -> 
     for key in ("cubic_coeff_a", "extrapolation_value"):
         if (value := attrs.number(key)) is not None:
             attributes[key] = value
-    if "roi" in attrs or exact.tolist() == [float(size) for size in result]:
+    if "roi" in attrs or exact:
         graph.emit("Resize", [ins[0], roi, graph.constant(scales[order])], outs, **attributes)
     else:
         # Sizes were given and the float32 scale misses them by rounding.
