@@ -65,13 +65,15 @@ def make_net(folder: Path, batch: int | str = 1) -> None:
         np.save(folder / "cal" / f"{index}.npy", sample)
 
 
-TARGETS = ("edge16", "tiny8", "tpu_v2")
+TARGETS = ("edge16", "tiny8", "tpu_v2", "my_chip.yaml")
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("joined", [True, False], ids=["equals", "space"])
 def test_the_five_commands(run: Run, tmp_path: Path, target: str, joined: bool) -> None:
     make_net(tmp_path)
+    own = load_target("edge16").model_copy(update={"name": "my_chip", "sram_size": 128 * 1024})
+    (tmp_path / "my_chip.yaml").write_text(own.to_yaml())
 
     def flag(name: str, value: str) -> list[str]:
         return [f"{name}={value}"] if joined else [name, value]
