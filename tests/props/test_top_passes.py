@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.unit.top_graphs import Net, assert_close
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import SSAValue
 
 from tilewright.transforms.top import LAYOUT_PASSES, TOP_PASSES
@@ -33,7 +33,7 @@ def step(net: Net, draw: Draw, pool: list[SSAValue]) -> None:
     """Add one operation to a 4-D value of the pool; 4-D results join the pool."""
     x = pool[max(0, len(pool) - 1 - pick(draw, 3))]
     batch, channels, height, width = shape(x)
-    kind = pick(draw, 27)
+    kind = pick(draw, 31)
     if kind <= 2:
         group = channels if kind == 2 else 1
         out = channels if kind == 2 else [2, 4, 6][pick(draw, 3)]
@@ -134,6 +134,42 @@ def step(net: Net, draw: Draw, pool: list[SSAValue]) -> None:
     elif kind == 25:
         product = net.op("matmul", x, net.random(width, 3))
         pool.append(net.op("add", product, net.random(3)))
+    elif kind == 26:
+        scattered = net.op(
+            "conv_transpose",
+            x,
+            net.random(channels, 2, 2, 2),
+            net.random(2),
+            strides=[2, 1],
+            pads=[0, 1, 1, 0],
+            dilations=[1, 1],
+            output_pads=[0, 0],
+            group=1,
+        )
+        pool.append(scattered)
+    elif kind == 27:
+        row = net.op("reshape", x, shape=[batch, channels, height * width])
+        c = net.op(
+            "conv",
+            row,
+            net.random(3, channels, 1),
+            net.none(),
+            strides=[1],
+            pads=[1, 0],
+            dilations=[1],
+            group=1,
+        )
+        pool.append(net.op("reshape", c, shape=[batch, 3, 1, height * width + 1]))
+    elif kind == 28:
+        axes = [[3], [2, 3], [1]][pick(draw, 3)]
+        mean = net.op("reduce", x, kind="mean", axes=axes, keepdims=True)
+        d = net.op("sub", x, mean)
+        v = net.op("reduce", net.op("mul", d, d), kind="mean", axes=axes, keepdims=True)
+        root = net.op("sqrt", net.op("add", v, net.weight(np.float32(0.5))))
+        pool.append(net.op("mul", net.op("div", d, root), net.random(width)))
+    elif kind == 29:
+        arg = net.op("arg", x, kind="max", axis=pick(draw, 4), keepdims=True, select_last=True)
+        pool.append(net.op("cast", arg, shape=shape(arg), element=f32))
     else:
         pool.append(net.op("expand", net.op("reduce", x, kind="sum", axes=[1], keepdims=True),
                            shape=[batch, 3, height, width]))  # fmt: skip

@@ -284,3 +284,16 @@ def test_constants_that_have_no_simple_form() -> None:
     before = net.kinds()
     net.apply("top-normalize")
     assert net.kinds() == before
+
+
+def test_a_quotient_that_is_rounded_stays_a_quotient() -> None:
+    net = Net([64])
+    shifted = net.op(
+        "add", net.op("div", net.x, net.weight(np.float32(49))), net.weight(np.zeros(1, np.float32))
+    )
+    net.outputs(net.op("floor", net.op("neg", shifted)))
+    x = {"in0": (49 * np.arange(64)).astype(np.float32)}
+    reasons = refusals(net.check("top-normalize"))
+    assert reasons == ["its result is rounded: a product could miss a multiple"]
+    assert net.kinds() == ["div", "neg", "floor"]
+    np.testing.assert_array_equal(net.run(x)[0], -np.arange(64))

@@ -124,7 +124,6 @@ def _write(
     for source in (weight_source, bias_source):
         if isinstance(source, Operation) and source.results[0].first_use is None:
             graph.remove(source)
-    graph.changed = True
     return None
 
 

@@ -253,7 +253,6 @@ class _Layout:
             self.moved[op.results[0]] = new.results[0]
         else:
             op.results[0].replace_all_uses_with(new.results[0])
-        self.graph.changed = True
 
     def flatten(self, op: top.TopOp) -> bool:
         """Let linear layers behind a flatten of a re-laid value take their weights permuted."""

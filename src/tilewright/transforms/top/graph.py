@@ -67,7 +67,7 @@ class Graph:
             for op in self.block.ops
             if isinstance(op, top.TopOp) and not isinstance(op, top.WeightOp)
         }
-        self.changed = False
+        self._refusals: set[tuple[str, str]] = set()
 
     # Reading
 
@@ -161,7 +161,6 @@ class Graph:
             types = [TensorType(element_of(operands[0]), list(shape))]
         op = top.create(op_class, operands, attributes, name=name, result_types=types)
         self.block.insert_op_before(op, before)
-        self.changed = True
         return op.results[0]
 
     def replace(self, op: Operation, *values: SSAValue) -> None:
@@ -169,7 +168,6 @@ class Graph:
         for result, value in zip(op.results, values, strict=True):
             result.replace_all_uses_with(value)
         self.remove(op)
-        self.changed = True
 
     def remove(self, op: Operation) -> None:
         """Remove an operation without users, and then what only it used."""
@@ -186,7 +184,6 @@ class Graph:
                 for source in sources.values()
                 if isinstance(source, Operation) and is_side_effect_free(source)
             ]
-        self.changed = True
 
     def set(self, op: Operation, **attributes: Any) -> None:
         """Change attributes of an operation; None removes one."""
@@ -195,7 +192,6 @@ class Graph:
                 op.attributes.pop(key, None)
             else:
                 op.attributes[key] = top.to_attribute(value)
-        self.changed = True
 
     def absorb(self, keeper: Operation, *absorbed: Operation) -> None:
         """Note on `keeper` the layers it now stands for as well."""
@@ -215,7 +211,10 @@ class Graph:
         self.ctx.decide(layer, self.stage, True, reason, **details)
 
     def refused(self, layer: str, reason: str, **details: Any) -> None:
-        """Record that the pass left a layer alone although it looked at it."""
+        """Record, once a run, that the pass left a layer alone although it looked at it."""
+        if (layer, reason) in self._refusals:
+            return
+        self._refusals.add((layer, reason))
         self.ctx.decide(layer, self.stage, False, reason, **details)
 
 

@@ -180,6 +180,28 @@ def _two_dimensional(graph: Graph, op: top.TopOp) -> bool:
     return True
 
 
+_ROUNDING = frozenset({"top.floor", "top.ceil", "top.round", "top.cast", "top.mod", "top.sign"})
+_EXACT = (top.UnaryOp, top.BinaryOp, top.ReshapeOp, top.TransposeOp, top.ExpandOp, top.SliceOp)
+"""Operations that hand an error in the last place on as it is."""
+
+
+def _is_rounded(value: SSAValue) -> bool:
+    """Return whether a value reaches a rounding or comparing operation through exact ones.
+
+    `floor(49 / 49)` is 1, but `floor(49 * (1 / 49))` may be 0 in float32.
+    """
+    pending, seen = [value], {value}
+    while pending:
+        for use in pending.pop().uses:
+            user = use.operation
+            if user.name in _ROUNDING or isinstance(user, top.CompareOp):
+                return True
+            if isinstance(user, _EXACT) and user.results[0] not in seen:
+                seen.add(user.results[0])
+                pending.append(user.results[0])
+    return False
+
+
 def _arithmetic(graph: Graph, op: top.TopOp) -> bool:
     """Constants as second operands: no effect, or the simpler operation."""
     if not isinstance(op, top.BinaryOp) or has_clamp(op) or not is_float(op.result):
@@ -196,7 +218,7 @@ def _arithmetic(graph: Graph, op: top.TopOp) -> bool:
     array = graph.array(op.b)
     if array is None or graph.array(op.a) is not None:
         return False
-    if kind == "pow" and x_kept(op):
+    if kind == "pow" and op.a.type == op.result.type:
         number = graph.uniform(op.b)
         if number == 2:
             return _swap(graph, op, top.MulOp, [op.a, op.a], reason="is a product")
@@ -208,17 +230,15 @@ def _arithmetic(graph: Graph, op: top.TopOp) -> bool:
     if kind == "sub":
         return _swap(graph, op, top.AddOp, [op.a, graph.weight(name, -array, op)], reason="is add")
     if kind == "div" and not (array == 0).any():
+        if _is_rounded(op.result):
+            graph.refused(op.layer_name, "its result is rounded: a product could miss a multiple")
+            return False
         with np.errstate(over="ignore"):
             inverse = (1 / np.asarray(array, np.float64)).astype(array.dtype)
         if np.isfinite(inverse).all() and (inverse != 0).all():
             constant = graph.weight(name, inverse, op)
             return _swap(graph, op, top.MulOp, [op.a, constant], reason="is a product")
     return False
-
-
-def x_kept(op: top.BinaryOp) -> bool:
-    """Return whether the first operand is not broadcast."""
-    return op.a.type == op.result.type
 
 
 def _leaky(graph: Graph, op: top.TopOp) -> bool:

@@ -86,8 +86,8 @@ def _product(
     return 1.0
 
 
-def _gate(graph: Graph, value: SSAValue) -> tuple[SSAValue, float, float, float] | None:
-    """Match `scale * clamp(x + shift)` with clamp [0, top]: x, shift, top and 1."""
+def _gate(graph: Graph, value: SSAValue) -> tuple[SSAValue, float, float] | None:
+    """Match `clamp(x + shift)` to [0, high]: x, shift, high."""
     op = value.owner
     bounds = clip_bounds(op) if isinstance(op, top.TopOp) else None
     if isinstance(op, top.TopOp) and bounds is not None:
@@ -95,16 +95,16 @@ def _gate(graph: Graph, value: SSAValue) -> tuple[SSAValue, float, float, float]
             return None
         added = _with_constant(graph, op.operands[0], ("add", "sub"))
         if added is None:
-            return op.operands[0], 0.0, bounds[1], 1.0
+            return op.operands[0], 0.0, bounds[1]
         shift = added[2] if added[0] == "add" else -added[2]
-        return added[1], shift, bounds[1], 1.0
+        return added[1], shift, bounds[1]
     if isinstance(op, top.AddOp) and has_clamp(op):
         # The clip may already be the clamp of the sum.
         low, high = top.Attrs(op.attributes).number("clamp_min"), op.attrs.number("clamp_max")
         for x, constant in ((op.a, op.b), (op.b, op.a)):
             number = graph.scalar(constant)
             if number is not None and low == 0 and high is not None:
-                return x, number, high, 1.0
+                return x, number, high
     return None
 
 
@@ -120,7 +120,7 @@ def _match_pair(
         return (top.HardSwishOp, {}) if right else None
     clamped = _gate(graph, gate)
     if clamped is not None:
-        inner, shift, high, _ = clamped
+        inner, shift, high = clamped
         right = inner is x and shift == 3 and high == 6 and _close(factor, 1 / 6)
         return (top.HardSwishOp, {}) if right else None
     if isinstance(op, top.TanhOp):
@@ -188,12 +188,7 @@ def _bounds(graph: Graph, op: top.TopOp) -> bool:
     kind, x, number = matched
     if kind == "max" and number == 0:
         return _replace(graph, op, top.ReluOp, [x], {})
-    return _replace(graph, op, top.ClipOp, [x], {kind_bound(kind): number})
-
-
-def kind_bound(kind: str) -> str:
-    """Return the attribute of `clip` that a `max` or `min` with a constant sets."""
-    return "min" if kind == "max" else "max"
+    return _replace(graph, op, top.ClipOp, [x], {"min" if kind == "max" else "max": number})
 
 
 def _hard_sigmoid(graph: Graph, op: top.TopOp) -> bool:
@@ -206,7 +201,7 @@ def _hard_sigmoid(graph: Graph, op: top.TopOp) -> bool:
     gate = _gate(graph, factors[0])
     if gate is None:
         return False
-    x, shift, high, _ = gate
+    x, shift, high = gate
     if not _close(factor * high, 1):
         return False
     attributes: dict[str, object] = {"alpha": float32(factor), "beta": float32(factor * shift)}
