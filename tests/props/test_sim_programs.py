@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.spec.hardware import load_target
-from tilewright.spec.program import Instr
+from tilewright.spec.program import Instr, engine_of, full_fields
 
 TINY = load_target("tiny8")
 HALT = Instr("halt")
@@ -90,3 +92,43 @@ def test_dropped_waits_are_mostly_refused() -> None:
             counts["accepted" if refused([*body, HALT]) is None else "refused"] += 1
     assert counts["refused"] > 20
     assert counts["accepted"] < counts["refused"]
+
+
+def gets_stuck(run: Callable[[], object]) -> bool:
+    try:
+        run()
+    except TilewrightError as error:
+        if "deadlock" not in error.message:
+            raise
+        return True
+    return False
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 10**9), st.integers(3, 20))
+def test_all_simulators_agree_on_deadlock(seed: int, length: int) -> None:
+    rng = random.Random(seed)
+    body = synchronise(setup(TINY) + Generator(TINY, seed).program(length), TINY)
+    for _ in range(rng.randrange(9)):
+        waiting = [instr for instr in body[2:] if instr.fields.get("wait")]
+        if not waiting:
+            break
+        giver, taker = rng.choice(waiting), rng.choice(waiting)
+        # A wait moved to another instruction of the same engine: legal, but often a circle.
+        engines = [engine_of(instr.name, full_fields(instr)) for instr in (giver, taker)]
+        number = (giver.fields["wait"] & -giver.fields["wait"]).bit_length() - 1
+        if engines[0] == engines[1] and not taker.fields["wait"] >> number & 1:
+            giver.fields["wait"] ^= 1 << number
+            taker.fields["wait"] |= 1 << number
+    signalling = [instr for instr in body[2:] if instr.fields.get("signal")]
+    if signalling and rng.random() < 0.4:
+        rng.choice(signalling).fields["signal"] = 0
+    program = [*body, HALT]
+    functional = FunctionalSimulator(TINY)
+    stuck = gets_stuck(lambda: CycleSimulator(TINY).run(program))
+    assert gets_stuck(lambda: functional.run(program, memory(seed))) == stuck
+    for at in range(3):
+        run = partial(functional.run, program, memory(seed), order="random", seed=at)
+        assert gets_stuck(run) == stuck
+    if stuck:
+        assert refused(program) is not None
