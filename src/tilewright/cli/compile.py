@@ -38,7 +38,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--calibration-data", type=Path, metavar="PATH",
         help="folder of pictures or .npy/.npz files, or one .npz (zoo models have their own)",
     )  # fmt: skip
-    group.add_argument("--calibration-method", default="kl", metavar="NAME", help="kl, max, ...")
+    group.add_argument(
+        "--calibration-method",
+        default="kl",
+        metavar="NAME",
+        help="max, kl, mse or percentile (default kl)",
+    )
     group.add_argument(
         "--calibration-samples", type=int, default=100, metavar="N", help="at most N (default 100)"
     )
