@@ -377,3 +377,27 @@ def test_operands_of_a_concatenation_are_written_in_place() -> None:
     module = same_bits(graph, tiny(2048), last, shared)
     named = [op.attributes["value"] for op in module.walk() if "value" in op.attributes]
     assert [str(name) for name in named] == ['"cat"']
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((7, 30), (30, 21)),
+        ((3, 40, 16), (3, 16, 40)),
+        ((2, 3, 9, 300), (2, 3, 300, 20)),
+        ((2, 3, 9, 12), (12, 20)),
+        ((9, 12), (4, 12, 20)),
+        ((1, 70, 5), (5, 33)),
+    ],
+)
+def test_product_of_activations(left: Any, right: Any) -> None:
+    shape = (*np.broadcast_shapes(left[:-2], right[:-2]), left[-2], right[-1])
+    graph = Graph(a=codes(left), b=codes(right))
+    y = graph.quant(
+        quant.MatmulOp,
+        "product",
+        [graph.input("a"), graph.input("b")],
+        codes(shape),
+        bias=7, mult=2**30 + 99, shift=41, zp=0, lo=-127, hi=127, rounding="half_up",
+    )  # fmt: skip
+    same_bits(graph, tiny(2048), y)

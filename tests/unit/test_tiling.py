@@ -191,18 +191,19 @@ def test_out_of_memory_names_layer_tensors_and_the_smallest_sram() -> None:
     assert "smallest SRAM that would do" in text
 
 
-def test_products_of_activations_are_refused() -> None:
-    graph = Graph(a=codes((4, 8)), b=codes((8, 4)))
+def test_products_that_broadcast_along_some_axes_are_refused() -> None:
+    graph = Graph(a=codes((2, 1, 4, 8)), b=codes((1, 3, 8, 4)))
     y = graph.quant(
         quant.MatmulOp,
         "attention/qk",
         [graph.input("a"), graph.input("b")],
-        codes((4, 4)),
+        codes((2, 3, 4, 4)),
         bias=0, mult=2**30, shift=40, zp=0, lo=-127, hi=127, rounding="half_up",
     )  # fmt: skip
     with pytest.raises(TilewrightError, match="attention/qk") as caught:
         tile(graph, load_target("tiny8"), y)
     assert caught.value.code == "E0402"
+    assert "along some axes only" in str(caught.value)
 
 
 def test_images_in_another_layout_are_refused() -> None:

@@ -32,6 +32,7 @@ MAX_CHANNEL_BLOCKS = MAC["c_blocks"].high
 MAX_EXTENT = MAC["out_h"].high
 MAX_PIXEL_STRIDE = MAC["ox_stride"].high
 REDUCTIONS = ("k", "kr", "kc")
+WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
 SHARES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 TABLE_BYTES = 256
 
@@ -55,6 +56,13 @@ class ConvProblem:
     group: int = 1
     table: bool = False
     """A lookup table is applied to the result."""
+    batched_weights: bool = False
+    """Every image has weights of its own: a product of two activations."""
+
+    @property
+    def weight_loops(self) -> tuple[str, ...]:
+        """The tile loops that a weight tile changes with."""
+        return ("n", *WEIGHT_LOOPS) if self.batched_weights else WEIGHT_LOOPS
 
     @property
     def group_in(self) -> int:
@@ -240,7 +248,6 @@ def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
 
 
 INPUT_LOOPS = ("n", "h", "w", "g", *REDUCTIONS)
-WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
 OUTPUT_LOOPS = ("n", "h", "w", "g", "o")
 
 
@@ -419,7 +426,7 @@ class _Search:
 
     def _weight_loads(self, loops: list[TileLoop]) -> int:
         # The ones of a window sum are the same for every tile.
-        return 1 if self.problem.kind == "sum" else loads(loops, WEIGHT_LOOPS)
+        return 1 if self.problem.kind == "sum" else loads(loops, self.problem.weight_loops)
 
     def _price(
         self,

@@ -31,7 +31,6 @@ from xdsl.ir.affine import AffineMap
 from tilewright.schedule.tiling import (
     INPUT_LOOPS,
     OUTPUT_LOOPS,
-    WEIGHT_LOOPS,
     ConvProblem,
     ConvTiling,
 )
@@ -43,7 +42,10 @@ from tilewright.transforms.affine.tiles import Span, load, store
 
 @dataclass(frozen=True)
 class ConvLayer:
-    """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o]."""
+    """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o].
+
+    The weights of a product of two activations are [n, o, i, 1, 1]; n may be 1 in x or w.
+    """
 
     layer: str
     problem: ConvProblem
@@ -96,7 +98,7 @@ class ConvNest:
         return inside[-1] + 1 if inside else 0
 
     def _level(self, depth: int) -> None:
-        if depth == self._depth(WEIGHT_LOOPS) and self.work.weights is not None:
+        if depth == self._depth(self.work.problem.weight_loops) and self.work.weights is not None:
             self._load_weights()
         if depth == self._depth(("g", "o")):
             self._load_parameters()
@@ -162,8 +164,11 @@ class ConvNest:
         ]
         tile = nest.alloc(shape, i8, "weights", tiling.weight_slots)
         used = nest.view(tile, [0] * 4, [count, depth, *kernel])
-        offsets = [start, first, self.at["kr"], self.at["kc"]]
-        nest.copy(nest.view(view_of(self.work.weights), offsets, used.sizes), used)
+        source = view_of(self.work.weights)
+        outer = [self._image(source)] if len(source.sizes) == 5 else []
+        offsets = [*outer, start, first, self.at["kr"], self.at["kc"]]
+        sizes = [*(1 for _ in outer), *used.sizes]
+        nest.copy(nest.view(source, offsets, sizes, drop=range(len(outer))), used)
         self.tiles["weights"] = used
 
     def _load_parameters(self) -> None:
@@ -207,9 +212,12 @@ class ConvNest:
         spans.append(Span(start, count, problem.in_channels))
         shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
         tile = nest.alloc(shape, i8, "input", tiling.input_slots)
-        self.tiles["input"] = load(
-            nest, view_of(self.work.x), [self.at["n"]], spans, tile, self.work.zero
-        )
+        source = view_of(self.work.x)
+        self.tiles["input"] = load(nest, source, [self._image(source)], spans, tile, self.work.zero)
+
+    def _image(self, source: View) -> Index:
+        """Return the index of the current image in a tensor that may be the same for all."""
+        return Index(0) if source.sizes[0] == Index(1) else self.at["n"]
 
     # Compute
 

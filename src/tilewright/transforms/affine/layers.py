@@ -145,9 +145,8 @@ class Segment:
                     raise TilewrightError("E0402", f"the tiler does not know {op.name}")
 
     def _generic(self, buffers: Buffers, op: GenericOp) -> None:
-        kind, layer = text(op, "kind"), text(op, "layer")
-        match kind:
-            case "conv" | "sum":
+        match text(op, "kind"):
+            case "conv" | "sum" | "matmul":
                 pass  # with its requantisation
             case "requant":
                 self._requant(buffers, op)
@@ -172,13 +171,7 @@ class Segment:
                 _need_nhwc(op)
                 vector.lower_resize(buffers, op)
             case _:
-                what = {"matmul": "a product of two activations"}.get(kind, text(op, "role"))
-                raise TilewrightError(
-                    "E0402",
-                    f'layer "{layer}" cannot run on the chip',
-                    [f"there is no instruction for {what}"],
-                    "leave it to the host",
-                )
+                raise self._no_instruction(op)
 
     def _absorbs(self, op: tensor.PadOp) -> bool:
         """Tell whether a padding belongs to the window operation that reads it."""
@@ -208,7 +201,7 @@ class Segment:
                 f'layer "{layer}" was quantised for another chip',
                 [f"it rounds {rounding}; `{self.target.name}` rounds {self.target.rounding}"],
             )
-        if text(reduce, "kind") not in ("conv", "sum"):
+        if text(reduce, "kind") not in ("conv", "sum", "matmul"):
             raise self._no_instruction(reduce)
         result, lut = op.results[0], self._lookup_after(op)
         if lut is not None:
@@ -237,7 +230,7 @@ class Segment:
                 problem,
                 tiling,
                 nest.reshape(buffers.of(source), x_shape),
-                weights(buffers) if text(reduce, "kind") == "conv" else None,
+                weights(buffers) if problem.kind == "conv" else None,
                 parameters,
                 nest.reshape(
                     buffers.make(result, producer, strided=y_shape == tensor_shape(result)), y_shape
@@ -257,7 +250,7 @@ class Segment:
         return TilewrightError(
             "E0402",
             f'layer "{text(op, "layer")}" cannot run on the chip',
-            [f"there is no instruction for a reduction of kind {text(op, 'kind')}"],
+            [f"there is no instruction for `{text(op, 'kind') or text(op, 'role')}`"],
             "leave it to the host",
         )
 
@@ -280,6 +273,8 @@ class Segment:
     ) -> tuple[ConvProblem, Shape, Shape, Callable[[Buffers], SSAValue]]:
         """Return sizes, x and y as [n, h, w, c], and what gives the weights as [o, i, kh, kw]."""
         kind, y = text(reduce, "kind"), tensor_shape(op.results[0])
+        if kind == "matmul":
+            return self._product(reduce, y, table)
         x = tensor_shape(source)
         if kind == "conv" and text(reduce, "layout") == "rows":
             rows = prod(x[:-1])
@@ -303,6 +298,38 @@ class Segment:
             kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group, table
         )
         return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
+
+    def _product(
+        self, reduce: GenericOp, y: Shape, table: bool
+    ) -> tuple[ConvProblem, Shape, Shape, Callable[[Buffers], SSAValue]]:
+        """As `_problem`, for a product of two activations: the right one takes the weights' place.
+
+        Raises:
+            TilewrightError: E0402, zero points (they would need sums of both operands), or batches
+            that broadcast along some axes only.
+        """
+        left, right = (tensor_shape(value) for value in reduce.inputs)
+        zeros = [number(reduce, key) for key in ("za", "zb")]
+        images = [prod(left[:-2]), prod(right[:-2])]
+        batch = prod(y[:-2])
+        if any(zeros) or any(count not in (1, batch) for count in images):
+            why = f"its operands have zero points {zeros[0]} and {zeros[1]}; the chip needs 0"
+            if not any(zeros):
+                why = f"it broadcasts {list(left)} against {list(right)} along some axes only"
+            raise TilewrightError(
+                "E0402", f'layer "{text(reduce, "layer")}" cannot run on the chip', [why]
+            )
+        rows, depth, columns = y[-2], left[-1], y[-1]
+        problem = ConvProblem(
+            "conv", batch, 1, rows, depth, 1, rows, columns, (1, 1),
+            table=table, batched_weights=images[1] > 1,
+        )  # fmt: skip
+
+        def weights(buffers: Buffers) -> SSAValue:
+            dense = buffers.nest.reshape(buffers.of(reduce.inputs[1]), [images[1], depth, columns])
+            return buffers.nest.transposed(dense, (0, 2, 1), 2)
+
+        return problem, (images[0], 1, rows, depth), (batch, 1, rows, columns), weights
 
     def _choose(self, buffers: Buffers, layer: str, problem: ConvProblem) -> ConvTiling:
         choice = choose_conv(self.target, problem)

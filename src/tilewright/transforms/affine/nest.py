@@ -245,6 +245,19 @@ class Nest:
             return self.add(op).results[0]
         return self._expand(value, [list(range(len(want)))], want, result)
 
+    def transposed(self, source: SSAValue, axes: Sequence[int], ones: int) -> SSAValue:
+        """Return a dense memref with its axes in another order and `ones` axes of size 1 added."""
+        kind = source.type
+        assert isinstance(kind, MemRefType)
+        strides = kind.get_strides()
+        assert strides is not None
+        shape = [*(kind.get_shape()[axis] for axis in axes), *[1] * ones]
+        steps = [*(strides[axis] or 0 for axis in axes), *[1] * ones]
+        layout = StridedLayoutAttr(steps, 0)
+        result = MemRefType(kind.element_type, shape, layout, kind.memory_space)
+        op = memref.ReinterpretCastOp(source, [], [], [], [0], shape, steps, result)
+        return self.add(op).results[0]
+
     def _expand(
         self, value: SSAValue, groups: list[list[int]], sizes: list[int], kind: Attribute
     ) -> SSAValue:

@@ -38,6 +38,7 @@ from tilewright.transforms.tpu.views import (
     Tile,
     View,
     dense_strides,
+    whole,
 )
 
 DYNAMIC = -(2**63)
@@ -62,6 +63,7 @@ class Evaluator:
             "affine.for": self._for,
             "memref.alloc": self._alloc,
             "memref.subview": self._subview,
+            "memref.reinterpret_cast": self._reinterpret,
             "memref.collapse_shape": self._reshape,
             "memref.expand_shape": self._reshape,
             "memref.copy": self._copy,
@@ -173,6 +175,21 @@ class Evaluator:
 
         return tile
 
+    def _reinterpret(self, op: memref.ReinterpretCastOp) -> Thunk:
+        before, after = op.source, op.result
+        sizes, strides = (
+            tuple(int(item) for item in array.get_values())
+            for array in (op.static_sizes, op.static_strides)
+        )
+        assert DYNAMIC not in (*sizes, *strides)
+        assert list(op.static_offsets.get_values()) == [0]
+
+        def run() -> None:
+            base: View = self.values[before]
+            self.values[after] = View(base.buffer, base.offset, sizes, strides)
+
+        return run
+
     def _subview(self, op: memref.SubviewOp) -> Thunk:
         source, result = op.source, op.result
         offsets = self._mixed(op.static_offsets, op.offsets)
@@ -277,6 +294,8 @@ class Evaluator:
             if isinstance(target.buffer, Tile) and isinstance(source.buffer, DdrBuffer):
                 if target.buffer.role in ("input", "output"):
                     self.emitter.load(source, target, channel)
+                elif target.buffer.role == "weights" and not source.buffer.constant:
+                    self._load_matrix(op, source, target.buffer)
                 else:
                     self._load_constant(op, source, target.buffer)
             elif isinstance(source.buffer, Tile) and isinstance(target.buffer, DdrBuffer):
@@ -287,6 +306,22 @@ class Evaluator:
                 )
 
         return run
+
+    def _load_matrix(self, op: memref.CopyOp, source: View, tile: Tile) -> None:
+        """Load an activation [o, i, 1, 1] in the weights' place: rows of a block's columns."""
+        form, _ = self.forms.of_weights(self.nests.conv_of(op.destination), source.sizes)
+        columns, depth = source.sizes[:2]
+        column_step, row_step = source.strides[:2]
+        block_bytes = form.weight_rows * form.weight_pitch
+        for first in range(0, columns, form.columns):
+            sizes = (depth, min(form.columns, columns - first))
+            offset = source.offset + first * column_step
+            block = Tile(
+                tile.role, sizes, tile.address + first // form.columns * block_bytes,
+                form.weight_pitch, block_bytes,
+            )  # fmt: skip
+            far = View(source.buffer, offset, sizes, (row_step, column_step))
+            self.emitter.load(far, whole(block), self.emitter.channel_weights)
 
     def _load_constant(self, op: memref.CopyOp, source: View, tile: Tile) -> None:
         emitter, role = self.emitter, tile.role

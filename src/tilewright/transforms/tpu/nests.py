@@ -30,7 +30,13 @@ from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.views import Tile, View, whole
 
-_ALIASES = ("memref.subview", "memref.collapse_shape", "memref.expand_shape", "memref.cast")
+_ALIASES = (
+    "memref.subview",
+    "memref.collapse_shape",
+    "memref.expand_shape",
+    "memref.cast",
+    "memref.reinterpret_cast",
+)
 
 
 def attr_int(op: Operation, name: str, default: int | None = None) -> int:
