@@ -39,7 +39,10 @@ def matmul_exact(left: Array, right: Array, accumulator: np.dtype[Any]) -> Array
     if depth == 0 or left.size == 0 or right.size == 0:
         return np.zeros((left.shape[0], left.shape[1], right.shape[2]), accumulator)
     largest = magnitude(left)
-    columns = np.abs(right.astype(np.float64)).sum(axis=1).max()
+    # Integers go through float64 first: the absolute value of the lowest one does not exist.
+    sizes = np.abs(right if right.dtype == np.float32 else right.astype(np.float64))
+    columns = sizes.sum(axis=1, dtype=np.float64).max()
+    del sizes
     bound = float(largest) * float(columns)
     if bound < EXACT_FLOAT32:
         return _to_integer(_product(left, right, np.float32), accumulator, bound)
