@@ -36,7 +36,7 @@ def graph(
 
 
 def power_loop(stop: int | None = None) -> GraphProto:
-    """`h = h * x + k` with `x` of the outer graph; gives each `h` out, and counts down from `stop`."""
+    """`h = h * x + k` with `x` of the outer graph; gives each `h` out; ends after step `stop`."""
     condition = (
         helper.make_node("Identity", ["go"], ["on"])
         if stop is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper
+from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours, to_top, top_ops
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.dialects.func import FuncOp
@@ -603,3 +603,38 @@ def test_import_is_deterministic() -> None:
         texts.add(str(module))
         digests.add(ctx.weights.digest())
     assert len(texts) == len(digests) == 1
+
+
+def test_old_opset_with_integer_initializers() -> None:
+    nodes = [helper.make_node("Gather", ["x", "i"], ["y"])]
+    model = model_of(nodes, {"x": [3]}, ["y"], {"i": np.array([2, 0])}, opset=7)
+    np.testing.assert_array_equal(run_ours(model, {"x": normal(3)})[0], normal(3)[[2, 0]])
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        helper.make_node("LayerNormalization", ["x", "w"], ["y"], axis=2**31),
+        helper.make_node("Split", ["x"], ["y"], num_outputs=2**30),
+        helper.make_node("Squeeze", ["x"], ["y"], axes=[2**40]),
+        helper.make_node("Transpose", ["x"], ["y"], perm=[0, -(2**63)]),
+        helper.make_node("Shape", [""], ["y"]),
+        helper.make_node("Add", ["x", ""], ["y"]),
+        helper.make_node("Concat", ["x", ""], ["y"], axis=0),
+    ],
+    ids=lambda node: node.op_type,
+)
+def test_nodes_that_would_crash_native_code(node: NodeProto) -> None:
+    opset = 11 if node.op_type == "Squeeze" else 18
+    error = refuse(model_of([node], {"x": [2, 3]}, ["y"], {"w": normal(3)}, opset=opset))
+    assert error.code == "E0106"
+    assert node.op_type in error.message
+
+
+def test_infinity_far_into_a_large_weight_is_found() -> None:
+    weights = np.zeros(5_000_000, np.float32)
+    weights[4_999_999] = np.inf
+    nodes = [helper.make_node("Mul", ["x", "w"], ["y"])]
+    assert refuse(model_of(nodes, {"x": [1]}, ["y"], {"w": weights})).code == "E0105"
+    weights[:] = 3e38
+    assert import_onnx(model_of(nodes, {"x": [1]}, ["y"], {"w": weights}), None, CompileContext())

@@ -146,12 +146,23 @@ class OnnxOp(Operation):
         Raises:
             VerifyException: something does not fit.
         """
+        if self.op_type == "Constant":
+            # Stands for initialisers too, which may hold types that old Constant nodes may not.
+            self._verify_constant()
+            return
         schema = schema_of(self.op_type, version)
         if schema is None:
             raise VerifyException(f"opset {version} has no operator {self.op_type}")
         self._verify_arity(schema, version)
         self._verify_attributes(schema, version)
         self._verify_types(schema)
+
+    def _verify_constant(self) -> None:
+        results = [result.type for result in self.results]
+        if self.operands or len(results) != 1 or not isinstance(results[0], TensorType):
+            raise VerifyException("Constant takes no operands and gives one tensor")
+        if not isinstance(self.attributes.get("value"), WeightAttr):
+            raise VerifyException('Constant needs `value` as #onnx.weight<"name">')
 
     def _verify_arity(self, schema: OpSchema, version: int) -> None:
         for what, count, low, high in (

@@ -93,7 +93,7 @@ def expand_scan(
     walker: GraphWalker, node: NodeProto, inputs: list[Value], scope: Scope, depth: int
 ) -> list[Value]:
     """Unroll a `Scan` over the axis it walks along."""
-    if scope.opsets[""] < 9:
+    if scope.opsets.get("", 0) < 9:
         return walker.refuse(node, inputs, scope, "the form of operator set 8 is not supported")
     if not all(value.known for value in inputs):
         return walker.refuse(node, inputs, scope, "")

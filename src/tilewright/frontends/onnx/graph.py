@@ -407,6 +407,18 @@ def _check_arity(node: NodeProto, schema: OpSchema, opset: int) -> None:
                 f"{node_title(node)} has {count} {what}",
                 f"{node.op_type} takes {span} in operator set {opset}",
             )
+    formals: list[Any] = list(schema.inputs)
+    for index, name in enumerate(node.input):
+        formal = formals[min(index, len(formals) - 1)]
+        if not name and formal.option.name != "Optional":
+            raise malformed(f"{node_title(node)}: operand {index} ({formal.name}) must be given")
+    if node.op_type == "Split":
+        # ONNX's inference believes the number and reads beyond its own arrays.
+        parts = next((int(a.i) for a in node.attribute if a.name == "num_outputs"), None)
+        if parts is not None and parts != len(node.output):
+            raise malformed(
+                f"{node_title(node)}: `num_outputs` is not {len(node.output)}", f"{parts}"
+            )
 
 
 def _shape_value(node: NodeProto, value: Value) -> Value:

@@ -52,6 +52,10 @@ INFINITY_TAKERS = frozenset(
 """Operators that take an infinite constant on purpose: bounds, fillers, attention masks."""
 
 
+CHUNK = 1 << 22
+"""Elements looked at in one go."""
+
+
 def import_onnx(
     source: Path | str | ModelProto,
     shapes: Shapes | None,
@@ -297,24 +301,17 @@ class _Emitter:
         self.block.add_op(op)
 
     def _check_finite(self, value: Value) -> None:
-        array = value.constant
-        assert array is not None
-        if array.dtype.kind != "f" or np.isfinite(array).all():
-            return
+        assert value.constant is not None
+        nans, infinite = count_not_finite(value.constant)
         readers = self.readers.get(id(value), [])
         where = [f"read by {record.op_type} {record.name!r}" for record in readers]
-        nans = int(np.isnan(array).sum())
         if nans:
-            raise TilewrightError(
-                "E0105",
-                f"the constant {value.name!r} has {nans} values that are not numbers (NaN)",
-                where,
-            )
-        if array.size > 1 and any(record.op_type not in INFINITY_TAKERS for record in readers):
-            count = int(np.isinf(array).sum())
-            raise TilewrightError(
-                "E0105", f"the constant {value.name!r} has {count} infinite values", where
-            )
+            message = f"the constant {value.name!r} has {nans} values that are not numbers (NaN)"
+            raise TilewrightError("E0105", message, where)
+        wrong = any(record.op_type not in INFINITY_TAKERS for record in readers)
+        if infinite and value.size > 1 and wrong:
+            message = f"the constant {value.name!r} has {infinite} infinite values"
+            raise TilewrightError("E0105", message, where)
 
     def _emit_record(self, record: Record) -> None:
         operands = [self._use(value) for value in record.inputs]
@@ -343,7 +340,10 @@ class _Emitter:
 
         if attribute.type == A.TENSOR:
             name = f"{record.name}.{attribute.name}"
-            stored = self.ctx.weights.add(name, load_tensor(attribute.t, self.model.folder))
+            array = load_tensor(attribute.t, self.model.folder)
+            if count_not_finite(array)[0]:
+                raise TilewrightError("E0105", f"the attribute {name!r} has values that are NaN")
+            stored = self.ctx.weights.add(name, array)
             return WeightAttr(StringAttr(stored))
         try:
             return encode_attribute(attribute_value(attribute))
@@ -353,6 +353,23 @@ class _Emitter:
                 f"{record.op_type} {record.name!r}: attribute {attribute.name!r} is a {error}",
                 ["such attributes are not supported"],
             ) from None
+
+
+def count_not_finite(array: Array) -> tuple[int, int]:
+    """Return how many values are not numbers, and how many infinite, without a copy of the array."""
+    if array.dtype.kind != "f" or not array.size:
+        return 0, 0
+    with np.errstate(over="ignore", invalid="ignore"):
+        # One value that is not finite makes the sum so; the reverse need not hold.
+        if np.isfinite(array.sum()):
+            return 0, 0
+    nans = infinite = 0
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, CHUNK):
+        part = flat[start : start + CHUNK]
+        nans += int(np.isnan(part).sum())
+        infinite += int(np.isinf(part).sum())
+    return nans, infinite
 
 
 def _hint(value: SSAValue, name: str) -> None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from onnx.defs import OpSchema
     from xdsl.ir import SSAValue
 
+AXIS_ATTRIBUTES = frozenset(
+    ("axis", "axes", "perm", "batch_axis", "time_axis", "batch_dims", "start", "end")
+)
+"""Attributes that count axes."""
+
 DATA_LIMIT = 1 << 16
 """Constants of at most this many elements are shown to shape inference."""
 
@@ -101,6 +106,7 @@ def infer_types(
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError, infer_node_outputs
 
+    _check_axes(node, inputs)
     probe, types, data = _renamed(node, inputs)
     try:
         found = infer_node_outputs(
@@ -113,7 +119,8 @@ def infer_types(
         )
     except ValidationError as error:
         raise malformed(f"{node_title(node)} is not valid", _first_line(str(error))) from None
-    except InferenceError as error:
+    except (InferenceError, ValueError, IndexError, RuntimeError) as error:
+        # Its C++ code throws others than its own for attributes that make no sense.
         return [(0, None)] * len(node.output), _first_line(str(error))
     if node.op_type == "Compress" and (shape := _compressed(node, inputs)) is not None:
         return [(inputs[0].elem_type, shape)], ""
@@ -132,6 +139,26 @@ def infer_types(
             check_dims(name, [d for d in shape if d is not None])
         result.append((tensor.elem_type, shape))
     return result, ""
+
+
+def _check_axes(node: NodeProto, inputs: Sequence[Value]) -> None:
+    """Refuse axes far outside any operand: ONNX's inference may read beyond its own arrays.
+
+    Raises:
+        TilewrightError: E0106.
+    """
+    # Unsqueeze counts in the result, which has an axis more for each entry.
+    rank = max((len(value.shape) for value in inputs if value.shape is not None), default=0)
+    rank += max((value.size for value in inputs[1:] if value.constant is not None), default=1)
+    for attribute in node.attribute:
+        if attribute.name in AXIS_ATTRIBUTES:
+            found = [int(attribute.i), *(int(v) for v in attribute.ints)]
+            limit = rank + len(attribute.ints)
+            if wrong := [axis for axis in found if not -limit <= axis <= limit]:
+                raise malformed(
+                    f"{node_title(node)}: `{attribute.name}` {wrong[0]} is outside the operands",
+                    *(f"operand {v.name!r}: shape {list(v.shape or ())}" for v in inputs if v.name),
+                )
 
 
 def _renamed(

@@ -104,6 +104,7 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
                 f"{opsets[domain]} and {entry.version}",
             )
     newest = defs.onnx_opset_version()
+    # A model of functions only need not import the default domain.
     version = opsets.get("", FIRST_OPSET)
     if not FIRST_OPSET <= version <= newest:
         raise TilewrightError(
@@ -112,7 +113,6 @@ def _opsets(proto: ModelProto) -> dict[str, int]:
             [f"versions {FIRST_OPSET} to {newest} are supported"],
             "export again, or convert with `onnx.version_converter`",
         )
-    opsets.setdefault("", version)
     return opsets
 
 

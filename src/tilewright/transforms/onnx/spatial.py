@@ -499,6 +499,8 @@ def _scales(node: Node, shape: Sequence[int], axes: Sequence[int]) -> list[float
         return full
     if sizes is None or sizes.size != len(axes):
         raise RefusedError("`scales` or `sizes` must be known at compile time")
+    if not all(shape[axis] for axis in axes):
+        raise RefusedError("an empty tensor has no scale")
     ratios = [float(size) / shape[axis] for axis, size in zip(axes, sizes.reshape(-1), strict=True)]
     match policy:
         case "stretch":
