@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.package_samples import copy_content
 
+from tests.unit.package_samples import copy_content
 from tilewright.codegen.package import write_package
 
 

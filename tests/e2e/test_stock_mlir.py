@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.quant_graphs import Graph, codes, random_codes
 from xdsl.dialects.builtin import (
     ArrayAttr,
     DictionaryAttr,
@@ -19,6 +18,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.linalg.ops import GenericOp
 
+from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import shape_of
 from tilewright.interp import run_affine, run_linalg

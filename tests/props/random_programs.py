@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 from tests.unit.sim_programs import DMA0, VEC, bit, semaphore
-
 from tilewright.spec.access import accesses
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import Instr, engine_of, full_fields

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.props.isa_strategies import instructions
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.props.isa_strategies import instructions
 from tilewright.codegen.assembler import assemble, disassemble, format_program, parse_program
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.io import new_context, parse_text, print_module

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.props.random_programs import Generator, drop_one, setup, synchronise
 from tests.unit.sim_programs import parameter_block
-
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator

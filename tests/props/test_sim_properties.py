@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from tests.unit.sim_programs import (
     conv_case,
     parameter_block,
@@ -15,7 +16,6 @@ from tests.unit.sim_programs import (
     rshift,
     semaphore,
 )
-
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from tests.quant_graphs import Graph, codes, random_codes
 from xdsl.dialects.affine import ForOp
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
 from tilewright.interp.run import run_affine, run_linalg

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.unit.top_graphs import Net, assert_close
 from xdsl.dialects.builtin import TensorType, f32
 from xdsl.ir import SSAValue
 
+from tests.unit.top_graphs import Net, assert_close
 from tilewright.transforms.top import LAYOUT_PASSES, TOP_PASSES
 
 Draw = Callable[[st.SearchStrategy[int]], int]

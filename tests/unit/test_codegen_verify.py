@@ -6,8 +6,8 @@ from copy import deepcopy
 from time import perf_counter
 
 import pytest
-from tests.unit.sim_programs import DMA0, DMA1, MAC, VEC, bit, conv_case, pipeline, semaphore
 
+from tests.unit.sim_programs import DMA0, DMA1, MAC, VEC, bit, conv_case, pipeline, semaphore
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
 from tilewright.spec.hardware import Hardware, load_target

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.cli.conftest import small_cnn
 
+from tests.cli.conftest import small_cnn
 from tilewright.api import Build, CompileOptions, build
 from tilewright.compare import compare, level_values, scales, sqnr_db, writers
 from tilewright.diagnostics import UsageError

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.quant_graphs import Graph, codes, random_codes
 
+from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import shape_of
 from tilewright.interp import run_affine, run_linalg

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.quant_graphs import Graph, codes, random_codes
 from xdsl.dialects.builtin import ModuleOp, TensorType, f32, i8
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Operation
 
+from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import shape_of

@@ -8,8 +8,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours
 
+from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours
 from tilewright import onnx_backend
 from tilewright.diagnostics import TilewrightError
 

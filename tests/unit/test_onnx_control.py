@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours, to_top, top_ops
 
+from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours, to_top, top_ops
 from tilewright import onnx_backend
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.onnx import UnknownValueError

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import ModelProto, TensorProto, defs, helper
-from tests.unit.onnx_graphs import model_of, normal, run_ort, run_ours, to_top, top_ops
 
+from tests.unit.onnx_graphs import model_of, normal, run_ort, run_ours, to_top, top_ops
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
 from tilewright.dialects.onnx import UnknownValueError
@@ -129,6 +129,20 @@ def test_rules_and_table_agree() -> None:
     assert set(TOP_OPS) == set(top.OPS)
     assert all(row.reason for row in ONNX_OPS.values() if row.how == "refused")
     assert all(row.reason for row in TOP_OPS.values() if row.place == "host")
+
+
+def test_table_says_what_the_quantiser_does() -> None:
+    """An op is listed for the device if, and only if, there is a rule for its integer form."""
+    from tilewright.quant.functions import FUNCTIONS
+    from tilewright.transforms.quant.classify import RULES as INTEGER_RULES
+
+    device = {name for name, row in TOP_OPS.items() if row.place not in ("host", "none")}
+    rules = {name.removeprefix("top.") for name in INTEGER_RULES} & set(TOP_OPS)
+    # Functions with holes have a table, but no symmetric scale they can be used with.
+    probe = np.array([-1.0, 0.0, 1.0])
+    with np.errstate(all="ignore"):
+        holes = {n for n in ("log", "sqrt", "rsqrt") if np.isnan(FUNCTIONS[n](probe, {})).any()}
+    assert device - {"batch_norm"} == rules - holes
 
 
 def test_table_covers_every_operator() -> None:

@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours, to_top, top_ops
 from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.dialects.func import FuncOp
 
+from tests.unit.onnx_graphs import F, model_of, normal, run_ort, run_ours, to_top, top_ops
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.onnx import OnnxOp, UnknownValueError
 from tilewright.frontends.onnx import import_onnx

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.package_samples import copy_content, copy_program
 
+from tests.unit.package_samples import copy_content, copy_program
 from tilewright.codegen.check_program import check_program
 from tilewright.codegen.files import atomic_output, check_writable
 from tilewright.codegen.manifest import decode_layers, encode_layers, step_entry

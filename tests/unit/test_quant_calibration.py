@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.quant_top_graphs import TopGraph
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.unit.quant_top_graphs import TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.quant.calibrate import calibrate
 from tilewright.quant.observers import BINS, Observer, choose, kl_threshold, squared_errors
@@ -135,8 +135,15 @@ def test_sparse_peaks_are_kept_by_kl() -> None:
     clipped = kl_threshold(bins, width)
     assert clipped < 6
     choice = choose(observer, "kl")
-    assert choice.threshold == observer.maximum
-    assert choice.chosen == "max"
+    assert choice.chosen == "percentile"
+    assert 9.5 < choice.threshold <= observer.maximum
+
+
+def test_peaks_rarer_than_the_percentile_are_kept_too() -> None:
+    values = np.abs(np.random.default_rng(3).normal(size=200_000)) * 0.01
+    values[:5] = 10.0
+    choice = choose(observe(values), "kl")
+    assert choice.threshold > 9
 
 
 def test_kl_clips_a_lonely_outlier_of_a_bell() -> None:
@@ -213,12 +220,16 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
         7,
         {"resize": "short", "mean": [0.5, 0.5, 0.5]},
         {"b": {"max": 4.0, "chosen": "kl"}},
+        {"b": np.array([0.1, -2.5e-7], np.float32)},
     )
     path = tmp_path / "table.yaml"
     table.save(path)
-    assert CalibrationTable.load(path) == CalibrationTable(
-        table.thresholds, "kl", 7, table.preprocessing, {"conv: 1/a": {}, **table.details}
-    )
+    loaded = CalibrationTable.load(path)
+    assert loaded.thresholds == table.thresholds
+    assert (loaded.method, loaded.samples) == ("kl", 7)
+    assert loaded.preprocessing == table.preprocessing
+    assert loaded.details == {"conv: 1/a": {}, **table.details}
+    assert loaded.means["b"].tobytes() == table.means["b"].tobytes()
     path.write_text(path.read_text().replace("threshold: 3.0", "threshold: 2.5"))
     assert CalibrationTable.load(path).thresholds["b"] == 2.5
     # Saving is deterministic and leaves nothing half-written.
@@ -237,6 +248,8 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
         ("version: 1\nvalues: {a: {max: 2}}", "`a`: threshold must be"),
         ("version: 9\nvalues: {}", "needs `version: 1`"),
         ("version: 1", "needs `values`"),
+        ("version: 1\nvalues: {}\nmeans: {a: '###'}", "`a` is not base64"),
+        ("version: 1\nvalues: {}\nmeans: {a: 'AADAfw=='}", "`a` is not finite"),
         ("a: [", "malformed"),
         ("!!python/object/apply:os.getcwd []", "malformed"),
     ],

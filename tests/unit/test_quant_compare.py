@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.quant_top_graphs import TopGraph
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, TensorType, i64
 from xdsl.ir import Operation
 
+from tests.unit.quant_top_graphs import TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.ir.context import CompileContext

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.quant_top_graphs import TopGraph
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.unit.quant_top_graphs import TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
 from tilewright.quant.calibrate import calibrate

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.quant_top_graphs import NO_PADS, TopGraph
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
+from tests.unit.quant_top_graphs import NO_PADS, TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import quantised, uniform_of
 from tilewright.ir.context import CompileContext
@@ -369,6 +369,34 @@ def test_pass_reads_the_module_or_a_table(tmp_path: Path) -> None:
     table.save(tmp_path / "t.yaml")
     QuantizePass(table=str(tmp_path / "t.yaml")).apply(g2.ctx, second)
     assert str(second) == str(module)
+
+
+@pytest.mark.parametrize("group", [1, 4])
+def test_biases_take_back_the_mean_error_of_rounded_weights(group: int) -> None:
+    rng = np.random.default_rng(5)
+    g = TopGraph(x=(1, 8, 12, 12))
+    # One large weight a channel makes the step coarse for the others.
+    weight = rng.uniform(0.2, 1, (8, 8 // group, 1, 1)) / 127 * 0.9
+    weight[:, 0] = 1.0
+    module = g.finish(y=g.conv("c", g.input("x"), weight, group=group))
+    samples = [
+        {"x": (rng.normal(size=(1, 8, 12, 12)) * 0.1 + np.arange(8).reshape(1, 8, 1, 1)).astype(
+            np.float32
+        )}
+        for _ in range(4)
+    ]  # fmt: skip
+    table = calibrate(module, g.ctx.weights, samples, method="max")
+    assert table.means["x"] == pytest.approx(np.arange(8), abs=0.05)
+    bias: list[float] = []
+    for means in (None, table.means):
+        copy, ctx = module.clone(), CompileContext(g.ctx.weights.copy())
+        quantize_module(ctx, copy, table.thresholds, "half_up", means)
+        errors = [
+            run_quant(copy, ctx.weights, s)["y"] - TopSession(module, g.ctx.weights).run(s)["y"]
+            for s in samples
+        ]
+        bias.append(float(np.abs(np.mean(errors, axis=(0, 1, 3, 4))).max()))
+    assert bias[1] < bias[0] / 4
 
 
 def case(name: str) -> tuple[TopGraph, ModuleOp, list[dict[str, np.ndarray]], dict, np.ndarray]:

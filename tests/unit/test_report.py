@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.package_samples import copy_content
 
+from tests.unit.package_samples import copy_content
 from tilewright.report.html import to_html
 from tilewright.report.report import AccuracyRow, Report, make_report
 from tilewright.report.text import layer_table, size, summary

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.package_samples import copy_content, copy_program
 
+from tests.unit.package_samples import copy_content, copy_program
 from tilewright.codegen.program import HostStep, LoadStep, StoreStep, TensorInfo, TpuStep
 from tilewright.diagnostics import TilewrightError
 from tilewright.runtime.convert import from_stored, to_stored

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.sim_programs import DMA0, MAC, VEC, bit, conv_case, full, pipeline
 
+from tests.unit.sim_programs import DMA0, MAC, VEC, bit, conv_case, full, pipeline
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.trace import trace_events, trace_json

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from tests.unit.sim_programs import (
     DMA0,
     MAC,
@@ -20,7 +21,6 @@ from tests.unit.sim_programs import (
     rshift,
     wrap32,
 )
-
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.sim.numeric import float_function

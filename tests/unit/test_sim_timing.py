@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.sim_programs import full
 
+from tests.unit.sim_programs import full
 from tilewright.spec.access import accesses
 from tilewright.spec.hardware import load_target
 from tilewright.spec.timing import (

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.quant_graphs import Graph, codes
 
+from tests.quant_graphs import Graph, codes
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
 from tilewright.schedule.box import BoxAxis, BoxChoice, BoxOperand, BoxProblem, choose_box

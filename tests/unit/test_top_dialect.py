@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.top_graphs import Net
 from xdsl.context import Context
 from xdsl.dialects.builtin import (
     Builtin,
@@ -30,6 +29,7 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 from xdsl.utils.test_value import create_ssa_value
 
+from tests.unit.top_graphs import Net
 from tilewright.dialects import top
 
 CONV: dict[str, Any] = {"strides": [1, 1], "pads": [0] * 4, "dilations": [1, 1], "group": 1}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from tests.unit.top_graphs import Net
 from xdsl.dialects.builtin import i32, i64
 
+from tests.unit.top_graphs import Net
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
 from tilewright.runtime.float_executor import TopSession, run_top

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from threadpoolctl import threadpool_limits
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim import mac, vector
@@ -97,7 +98,9 @@ class FunctionalSimulator:
             raise ValueError("ddr must be a contiguous one-dimensional uint8 array")
         run = _Run(self.hardware, ddr, hook, None if order == "program" else random.Random(seed))
         program = as_program(code)
-        return run.execute(sequence(program, self.hardware.scalar_registers, registers))
+        # A tile's product is small: handing it to a second thread costs more than it saves.
+        with threadpool_limits(1, "blas"):
+            return run.execute(sequence(program, self.hardware.scalar_registers, registers))
 
 
 @dataclass

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.unit.top_graphs import Net, refusals
 from xdsl.ir import SSAValue
 
+from tests.unit.top_graphs import Net, refusals
 from tilewright.diagnostics import TilewrightError
 
 PASS = "top-assign-layout"

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.top_graphs import Net, refusals
 from xdsl.dialects.builtin import IntegerType, i64
 
+from tests.unit.top_graphs import Net, refusals
 from tilewright.dialects import top
 from tilewright.transforms.top.simplify_shapes import reshape_groups
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.top_graphs import Net, assert_close, refusals
 
+from tests.unit.top_graphs import Net, assert_close, refusals
 from tilewright.transforms.top.graph import compose_clamps
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from tests.unit.top_graphs import Net, refusals
 from xdsl.ir import SSAValue
+
+from tests.unit.top_graphs import Net, refusals
 
 PASS = "top-recognize-activations"
 
