@@ -57,11 +57,16 @@ def calibrate(
     session = TopSession(module, weights)
     same = _aliases(module)
     observers: dict[str, Observer] = {}
+    axes = _weighted_inputs(module)
+    sums: dict[str, npt.NDArray[np.float64]] = {}
     done = 0
     for sample in samples:
         if limit is not None and done >= limit:
             break
         for name, array in session.run_values(sample).items():
+            if name in axes:
+                others = tuple(a for a in range(array.ndim) if a != axes[name] % array.ndim)
+                sums[name] = array.mean(axis=others, dtype=np.float64) + sums.get(name, 0.0)
             if name in same or not np.issubdtype(array.dtype, np.floating):
                 continue
             if name not in observers:
@@ -73,6 +78,7 @@ def calibrate(
     if not done:
         raise TilewrightError("E0301", "there are no calibration samples")
     table = CalibrationTable({}, method, done, preprocessing)
+    table.means = {name: (total / done).astype(np.float32) for name, total in sums.items()}
     for name in session.values:
         if name in observers:
             choice = choose(observers[name], method)
@@ -83,6 +89,30 @@ def calibrate(
             table.thresholds[name] = table.thresholds[source]
             table.details[name] = {"chosen": f"as {source}"}
     return table
+
+
+def _weighted_inputs(module: ModuleOp) -> dict[str, int]:
+    """Return the values that layers with constant weights read, and their channel axis."""
+    from xdsl.ir import Operation
+
+    from tilewright.dialects.top.base import Attrs
+    from tilewright.quant.graph import argument_names, layer_of, main_function
+
+    main = main_function(module)
+    names: dict[object, str] = dict(zip(main.body.block.args, argument_names(main), strict=True))
+    found: dict[str, int] = {}
+    for op in main.body.block.ops:
+        for index, result in enumerate(op.results):
+            names[result] = layer_of(op) if index == 0 else f"{layer_of(op)}:{index}"
+        if op.name not in ("top.conv", "top.linear", "top.matmul"):
+            continue
+        weight = op.operands[1].owner
+        if isinstance(weight, Operation) and weight.name == "top.weight":
+            planar = op.name == "top.conv" and (
+                Attrs(op.attributes).string("layout", "nchw") == "nchw"
+            )
+            found[names[op.operands[0]]] = 1 if planar else -1
+    return found
 
 
 def _aliases(module: ModuleOp) -> dict[str, str]:

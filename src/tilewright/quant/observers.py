@@ -108,7 +108,8 @@ def choose(observer: Observer, method: str) -> Choice:
     - `max`: the largest magnitude seen.
     - `kl`: the clipping point whose 128-level histogram diverges least from the observed one, kept
       only if its expected squared error does not exceed that of `max`. (Divergence weighs rare
-      peaks by how often they occur, not by what clipping them costs.)
+      peaks by how often they occur, not by what clipping them costs.) Where it is refused,
+      `percentile` is taken under the same condition, and `mse` where that is refused too.
     - `mse`: the clipping point of least expected squared error.
     - `percentile`: 99.99 % of the magnitudes other than zero are not clipped.
     """
@@ -119,26 +120,35 @@ def choose(observer: Observer, method: str) -> Choice:
     if bins.sum() == 0:
         return Choice(maximum, "max", maximum)
     if method == "kl":
-        candidate = min(kl_threshold(bins, width), maximum)
-        errors = squared_errors(bins, width, np.array([candidate, maximum]))
-        if errors[0] <= errors[1]:
-            return Choice(candidate, "kl" if candidate < maximum else "max", maximum)
-        return Choice(maximum, "max", maximum)
+        candidates = [min(kl_threshold(bins, width), maximum), _percentile(bins, width, maximum)]
+        errors = squared_errors(bins, width, np.array([*candidates, maximum]))
+        for candidate, error, rule in zip(candidates, errors, ("kl", "percentile"), strict=False):
+            if error <= errors[-1]:
+                return Choice(candidate, rule if candidate < maximum else "max", maximum)
+        return Choice(_mse(bins, width, maximum), "mse", maximum)
     if method == "mse":
-        candidates = maximum * np.linspace(0.1, 1.0, MSE_CANDIDATES)
-        errors = squared_errors(bins, width, candidates)
-        # Ties go to the larger threshold.
-        best = len(candidates) - 1 - int(np.argmin(errors[::-1]))
-        return Choice(float(candidates[best]), "mse", maximum)
+        return Choice(_mse(bins, width, maximum), "mse", maximum)
     if method == "percentile":
-        share = np.cumsum(bins) / bins.sum()
-        index = int(np.searchsorted(share, PERCENTILE / 100.0))
-        return Choice(min((index + 1) * width, maximum), "percentile", maximum)
+        return Choice(_percentile(bins, width, maximum), "percentile", maximum)
     raise TilewrightError(
         "E0702",
         f"there is no calibration method `{method}`",
         details=[f"legal are {', '.join(METHODS)}"],
     )
+
+
+def _mse(bins: Histogram, width: float, maximum: float) -> float:
+    """Return the clipping point of least expected squared error; of equals the largest."""
+    candidates = maximum * np.linspace(0.1, 1.0, MSE_CANDIDATES)
+    errors = squared_errors(bins, width, candidates)
+    return float(candidates[len(candidates) - 1 - int(np.argmin(errors[::-1]))])
+
+
+def _percentile(bins: Histogram, width: float, maximum: float) -> float:
+    """Return the end of the bin below which `PERCENTILE` % of the magnitudes lie."""
+    share = np.cumsum(bins) / bins.sum()
+    index = int(np.searchsorted(share, PERCENTILE / 100.0))
+    return min((index + 1) * width, maximum)
 
 
 def squared_errors(

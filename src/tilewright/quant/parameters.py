@@ -237,8 +237,14 @@ def quantise_channels(
     output_scale: float,
     output_zero: int,
     rounding: str,
+    input_mean: npt.NDArray[np.floating] | None = None,
+    group: int = 1,
 ) -> ChannelParameters:
     """Quantise float `weight[O, ...]` per output channel, and its bias, for given scales.
+
+    With `input_mean`, the mean of every input channel, the bias takes back the mean error that
+    rounding the weights makes: `bias -= sum((q * scale - w) * mean)`. (At zero padding the mean is
+    less; the correction is that of the interior.)
 
     Raises:
         TilewrightError: E0304, weights or biases are not finite; E0302, an accumulator could
@@ -255,7 +261,8 @@ def quantise_channels(
         scales[:] = max(output_scale / input_scale * 2.0**-16, SMALLEST_SCALE)
 
     truncating = rounding == "truncate"
-    needed = np.abs(real_bias) + (TRUNCATION_STEPS * output_scale if truncating else 0.0)
+    steps = TRUNCATION_STEPS * output_scale if truncating else 0.0
+    float_bias = real_bias
     raised = np.zeros(channels, dtype=np.bool_)
     codes = _round_codes(real, scales)
     for _ in range(4):
@@ -263,7 +270,8 @@ def quantise_channels(
         room = BIAS_LIMIT - 4096 - shifted
         if (room <= 0).any():
             raise _overflow(layer, int(np.argmin(room)), "the input's zero point fills the bias")
-        least = needed / (input_scale * room)
+        real_bias = float_bias - _mean_error(real, codes, scales, input_mean, group)
+        least = (np.abs(real_bias) + steps) / (input_scale * room)
         low = least > scales
         if not low.any():
             break
@@ -293,6 +301,24 @@ def quantise_channels(
         dead=tuple(int(c) for c in np.flatnonzero(dead)),
         raised=tuple(int(c) for c in np.flatnonzero(raised)),
     )
+
+
+def _mean_error(
+    real: FloatArray,
+    codes: IntArray,
+    scales: FloatArray,
+    mean: npt.NDArray[np.floating] | None,
+    group: int,
+) -> FloatArray:
+    """Return the mean of each output channel's error that comes from rounding the weights."""
+    channels = real.shape[0]
+    if mean is None or real.ndim < 2 or mean.shape != (real.shape[1] * group,):
+        return np.zeros(channels)
+    error = codes * scales.reshape(-1, *([1] * (real.ndim - 1))) - real
+    summed = error.reshape(channels, real.shape[1], -1).sum(axis=2)
+    grouped = summed.reshape(group, channels // group, real.shape[1])
+    means = np.asarray(mean, np.float64).reshape(group, real.shape[1], 1)
+    return (grouped @ means).reshape(channels)
 
 
 def _round_codes(real: FloatArray, scales: FloatArray) -> npt.NDArray[np.int64]:

@@ -14,12 +14,15 @@ A layer's `threshold` may be edited by hand; the rest is a record of how it came
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import yaml
 
 from tilewright.diagnostics import TilewrightError
@@ -48,6 +51,10 @@ class CalibrationTable:
         default_factory=dict[str, dict[str, "float | str"]]
     )
     """For each value what the observer saw: `max`, `chosen`..."""
+    means: dict[str, npt.NDArray[np.float32]] = field(
+        default_factory=dict[str, "npt.NDArray[np.float32]"]
+    )
+    """Mean of every channel of the values that layers with weights read (bias correction)."""
 
     def maxima(self) -> dict[str, float]:
         """Return the largest magnitude seen of every value; its threshold where that is unknown."""
@@ -72,8 +79,15 @@ class CalibrationTable:
             "samples": self.samples,
             "preprocessing": self.preprocessing,
             "values": values,
+            "means": {
+                name: base64.b64encode(mean.astype("<f4").tobytes()).decode()
+                for name, mean in self.means.items()
+            },
         }
-        text = "# Calibration table. `threshold` is the largest magnitude int8 codes represent.\n"
+        text = (
+            "# Calibration table. `threshold` is the largest magnitude int8 codes represent.\n"
+            "# `means`: mean of every channel of a layer's input (base64 float32); optional.\n"
+        )
         text += yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
         target = Path(path)
         scratch = target.with_name(target.name + ".partial")
@@ -129,7 +143,24 @@ class CalibrationTable:
             int(data.get("samples", 0) or 0),
             data.get("preprocessing"),
             details,
+            _read_means(path, data.get("means") or {}),
         )
+
+
+def _read_means(path: str | Path, entries: Any) -> dict[str, npt.NDArray[np.float32]]:
+    if not isinstance(entries, Mapping):
+        raise _malformed(path, "`means` must be a mapping")
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    for name, text in entries.items():
+        try:
+            data = base64.b64decode(str(text), validate=True)
+            mean = np.frombuffer(data, "<f4").astype(np.float32)
+        except ValueError as error:
+            raise _malformed(path, f"`means`: `{name}` is not base64 of float32") from error
+        if not np.isfinite(mean).all():
+            raise _malformed(path, f"`means`: `{name}` is not finite")
+        found[str(name)] = mean
+    return found
 
 
 def _malformed(path: str | Path, what: str) -> TilewrightError:
@@ -138,7 +169,15 @@ def _malformed(path: str | Path, what: str) -> TilewrightError:
 
 def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
     """Record the ranges in the module: names, thresholds and largest values seen, float64."""
-    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, f64
+    from xdsl.dialects.builtin import (
+        ArrayAttr,
+        DenseArrayBase,
+        DictionaryAttr,
+        FloatAttr,
+        StringAttr,
+        f32,
+        f64,
+    )
 
     module.attributes[CALIBRATION_ATTRIBUTE] = DictionaryAttr(
         {
@@ -146,6 +185,13 @@ def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
             "names": ArrayAttr([StringAttr(name) for name in table.thresholds]),
             "thresholds": ArrayAttr([FloatAttr(v, f64) for v in table.thresholds.values()]),
             "maxima": ArrayAttr([FloatAttr(v, f64) for v in table.maxima().values()]),
+            "mean_names": ArrayAttr([StringAttr(name) for name in table.means]),
+            "means": ArrayAttr(
+                [
+                    DenseArrayBase.from_list(f32, [float(v) for v in mean])
+                    for mean in table.means.values()
+                ]
+            ),
         }
     )
 
@@ -156,7 +202,13 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     Raises:
         TilewrightError: E0301, the record is malformed.
     """
-    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr
+    from xdsl.dialects.builtin import (
+        ArrayAttr,
+        DenseArrayBase,
+        DictionaryAttr,
+        FloatAttr,
+        StringAttr,
+    )
 
     record = module.attributes.get(CALIBRATION_ATTRIBUTE)
     if record is None:
@@ -175,8 +227,15 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     ]
     if any(len(column) != len(names) for column in (keys, *numbers)):
         raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` is malformed")
+    owners, rows = data.get("mean_names"), data.get("means")
+    means: dict[str, npt.NDArray[np.float32]] = {}
+    if isinstance(owners, ArrayAttr) and isinstance(rows, ArrayAttr):
+        for owner, row in zip(owners, rows, strict=False):
+            if isinstance(owner, StringAttr) and isinstance(row, DenseArrayBase):
+                means[owner.data] = np.array(row.get_values(), np.float32)
     return CalibrationTable(
         dict(zip(keys, numbers[0], strict=True)),
         method.data if isinstance(method, StringAttr) else "max",
         details={key: {"max": value} for key, value in zip(keys, numbers[1], strict=True)},
+        means=means,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 from xdsl.dialects.builtin import FloatAttr, StringAttr, TensorType, UnitAttr, f64, i8, i16, i32
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
@@ -40,8 +41,16 @@ STAGE = "quantize"
 class Emitter:
     """Appends integer ops to a new block; remembers which codes stand for which float value."""
 
-    def __init__(self, ctx: CompileContext, scales: Scales, rounding: str, block: Block) -> None:
+    def __init__(
+        self,
+        ctx: CompileContext,
+        scales: Scales,
+        rounding: str,
+        block: Block,
+        means: Mapping[str, npt.NDArray[np.float32]],
+    ) -> None:
         self.ctx = ctx
+        self.means = means
         self.weights = ctx.weights
         self.scales = scales
         self.rounding = rounding
@@ -214,6 +223,8 @@ class Emitter:
             output_scale=target.step,
             output_zero=target.zero,
             rounding=self.rounding,
+            input_mean=self.means.get(self.scales.names[x]),
+            group=Attrs(op.attributes).integer("group", 1),
         )
         low, high = self._bounds(op, target)
         operands = [

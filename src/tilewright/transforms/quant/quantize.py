@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.dialects.func import ReturnOp
@@ -43,6 +45,7 @@ def quantize_module(
     module: ModuleOp,
     thresholds: Mapping[str, float],
     target_rounding: str,
+    means: Mapping[str, npt.NDArray[np.float32]] | None = None,
 ) -> None:
     """Quantise `@main` in place: symmetric int8, weights per channel, activations per tensor.
 
@@ -51,6 +54,8 @@ def quantize_module(
         module: a float `top` module, fused, its layout assigned.
         thresholds: largest magnitude of every value, by layer or argument name.
         target_rounding: rounding of the target's requantising shift.
+        means: mean of every channel of layers' inputs (`CalibrationTable.means`); with them biases
+            take back the mean error of rounded weights.
 
     Raises:
         TilewrightError: E0301, a range is missing; E0302, an accumulator could overflow.
@@ -68,7 +73,7 @@ def quantize_module(
     scales = Scales(layers, set(hosts), names, thresholds, ctx.weights)
 
     block = Block(arg_types=[argument.type for argument in old.args])
-    emitter = Emitter(ctx, scales, target_rounding, block)
+    emitter = Emitter(ctx, scales, target_rounding, block, means or {})
     emitter.names.update(names.values())
     for before, after in zip(old.args, block.args, strict=True):
         after.name_hint = before.name_hint
@@ -134,5 +139,5 @@ class QuantizePass(ModulePass):
                 hint="give `--calibration-data FOLDER`, or `quantize{table=FILE}`",
             )
         default = context.target.rounding if context.target is not None else "half_up"
-        quantize_module(context, op, table.thresholds, self.rounding or default)
+        quantize_module(context, op, table.thresholds, self.rounding or default, table.means)
         op.attributes.pop(CALIBRATION_ATTRIBUTE, None)
