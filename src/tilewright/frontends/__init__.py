@@ -1,0 +1,1 @@
+"""Readers of models: one package for each source format."""

@@ -54,38 +54,43 @@ def _rows(place: Place, names: str, reason: str = "") -> dict[str, TopSupport]:
     return {name: TopSupport(place, reason) for name in names.split()}
 
 
-_FLOAT_RANGE = "its result has no fixed range to quantise in a table of one operand"
 _INDEX = "indices are computed by the host"
+_ONE_TENSOR = "of a tensor and one number; of two tensors it runs on the host"
 
 TOP_OPS: dict[str, TopSupport] = {
     **_rows("none", "none weight"),
-    **_rows("array", "conv linear matmul"),
-    **_rows("vector", "avg_pool max_pool add sub mul resize"),
-    **_rows(
-        "array",
-        "batch_norm",
-        "as a multiplication and an addition for each channel, or part of a convolution",
-    ),
-    **_rows("move", "reshape transpose concat slice pad expand tile"),
-    **_rows("vector", "relu clip", "part of the operation before, or a requantisation"),
+    **_rows("array", "conv linear", "weights and bias must be constants, images of rank 4"),
+    **_rows("array", "matmul"),
+    **_rows("array", "batch_norm", "folded into a layer before it; by itself it runs on the host"),
+    **_rows("vector", "add sub mul"),
+    **_rows("vector", "max_pool", "images of rank 4, no indices"),
+    **_rows("vector", "avg_pool", "images of rank 4; windows must all count as many elements"),
+    **_rows("vector", "resize", "nearest and linear; cubic, antialiased and cropped: host"),
+    **_rows("vector", "reduce", "means and sums over neighbouring axes; other kinds: host"),
+    **_rows("vector", "relu clip", "part of the operation before, or a table"),
+    **_rows("move", "reshape transpose concat slice"),
+    **_rows("move", "pad", "with zeros or by repetition; with another value: host"),
     **_rows(
         "lut",
         """
-        leaky_relu elu selu celu thresholded_relu sigmoid hard_sigmoid hard_swish silu mish
-        softplus softsign shrink gelu tanh erf exp log sqrt rsqrt reciprocal neg abs sign
-        floor ceil round sin cos tan asin acos atan sinh cosh asinh acosh atanh
+        leaky_relu elu selu celu sigmoid hard_sigmoid hard_swish silu mish softplus softsign gelu
+        tanh erf exp reciprocal neg abs sign floor ceil round sin cos
         """,
     ),
-    "reduce": TopSupport(
-        "vector", "means over the spatial axes; other kinds and axes run on the host"
-    ),
+    **_rows("lut", "div pow min max", _ONE_TENSOR),
+    **_rows("lut", "prelu", "with one slope; with a slope for each channel it runs on the host"),
+    **_rows("host", "log sqrt rsqrt", "undefined for half of the codes of a symmetric scale"),
     **_rows(
-        "host", "softmax log_softmax hardmax", "needs a wider range than 8 bits between its steps"
+        "host",
+        "thresholded_relu shrink tan asin acos atan sinh cosh asinh acosh atanh",
+        "there is no table of it yet",
     ),
-    **_rows("host", "layer_norm instance_norm lrn", "statistics are taken at run time in float"),
-    **_rows("host", "div pow min max mod prelu", _FLOAT_RANGE),
+    **_rows("host", "expand tile", "repetition has no instruction yet"),
+    **_rows("host", "softmax log_softmax hardmax", "needs exponentials and a division"),
+    **_rows("host", "layer_norm instance_norm lrn", "divides by a deviation computed at run time"),
     **_rows("host", "conv_transpose", "the array reads no stretched input yet"),
     **_rows("host", "cumsum", "a running sum is sequential"),
+    **_rows("host", "mod", "remainders have no integer form"),
     **_rows(
         "host",
         """

@@ -356,7 +356,7 @@ class _Emitter:
 
 
 def count_not_finite(array: Array) -> tuple[int, int]:
-    """Return how many values are not numbers, and how many infinite, without a copy of the array."""
+    """Return how many values are not numbers, and how many infinite; takes little memory."""
     if array.dtype.kind != "f" or not array.size:
         return 0, 0
     with np.errstate(over="ignore", invalid="ignore"):
