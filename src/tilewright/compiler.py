@@ -1,7 +1,7 @@
 """From a model file to a program: the whole compile, one function a stage, all stages kept.
 
-`compile_model` is what `tilewright compile`, the tests and the benches call; the phases and their passes are
-listed in `pipelines.py`.
+`compile_model` is what `tilewright compile`, the tests and the benches call; the phases and their
+passes are listed in `pipelines.py`.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ def compile_model(
         progress: see `Progress`.
 
     Raises:
-        TilewrightError: the model, the samples or the target do not allow it; the message says where and why.
+        TilewrightError: the model, the samples or the target do not allow it; the message says
+        where and why.
     """
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
@@ -159,7 +160,12 @@ def compile_model(
         progress("calibrate", 0.25)
         start = time.perf_counter()
         table = calibrate(
-            module, context.weights, samples, method=method, limit=limit, preprocessing=preprocessing
+            module,
+            context.weights,
+            samples,
+            method=method,
+            limit=limit,
+            preprocessing=preprocessing,
         )
         seconds["calibrate"] = time.perf_counter() - start
     write_attribute(module, table)

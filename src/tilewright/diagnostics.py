@@ -1,6 +1,7 @@
 """Errors a user can understand: code, what, where, legal values, hint.
 
-Every message a user may meet has a code in `CODES`; `docs/reference/errors.md` is generated from that table.
+Every message a user may meet has a code in `CODES`; `docs/reference/errors.md` is generated from
+that table.
 """
 
 from __future__ import annotations

@@ -294,8 +294,12 @@ class _Assembly:
                 continue
             owner = value.owner
             shape = list(shape_of(value))
-            kind = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64,
-                    "int32": TensorProto.INT32, "bool": TensorProto.BOOL}[_host_dtype(value)]  # fmt: skip
+            kind = {
+                "float32": TensorProto.FLOAT,
+                "int64": TensorProto.INT64,
+                "int32": TensorProto.INT32,
+                "bool": TensorProto.BOOL,
+            }[_host_dtype(value)]
             result = helper.make_tensor_value_info(name, kind, shape)
             if isinstance(owner, Operation) and owner.name == "top.weight":
                 array = numpy_helper.from_array(np.array(self.weights.get(_layer(owner))), "value")
@@ -313,15 +317,9 @@ class _Assembly:
             model: onnx.ModelProto = helper.make_model(
                 graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9
             )
-            self.steps.append(
-                HostStep(
-                    f"copy_{name}",
-                    model.SerializeToString(deterministic=True),
-                    tuple(inputs),
-                    (name,),
-                    "the result is a copy",
-                )  # fmt: skip
-            )
+            content = model.SerializeToString(deterministic=True)
+            reason = "the result is a copy"
+            self.steps.append(HostStep(f"copy_{name}", content, tuple(inputs), (name,), reason))
 
 
 def _is_quantised(value: SSAValue) -> bool:

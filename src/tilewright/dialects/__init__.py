@@ -1,0 +1,1 @@
+"""The dialects of our own: onnx, top, quant, tpu."""

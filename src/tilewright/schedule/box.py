@@ -13,7 +13,7 @@ from math import ceil, prod
 
 from tilewright.schedule.cost import NestCost, rates
 from tilewright.schedule.footprint import activation_bytes, align, parameter_bytes
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
+from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
 from tilewright.schedule.tiling import TABLE_BYTES, TileLoop, loads, shares
 from tilewright.spec.hardware import Hardware
 
@@ -158,7 +158,7 @@ def choose_box(hardware: Hardware, problem: BoxProblem) -> BoxChoice | BoxNoFit:
         )
         for slots in options:
             tiling = BoxTiling(tile, slots)
-            placed = place_nest(hardware, tiling.buffers(hardware, problem))
+            placed = place_packed(hardware, tiling.buffers(hardware, problem))
             if isinstance(placed, TileDoesNotFit):
                 if smallest is None or placed.needed_bytes < smallest[0]:
                     smallest = (placed.needed_bytes, tiling)

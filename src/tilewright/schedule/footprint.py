@@ -134,8 +134,8 @@ def conv_form(
         channels = pack * group_in
         rows = min(size, channels)
         return ConvForm(
-            False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h * k_w,
-            min(size, pack * group_out),
+            False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h *
+            k_w, min(size, pack * group_out),
         )  # fmt: skip
     pitch = pixel_pitch(hardware, in_channels) if pitch is None else pitch
     if k_w > 1 and dilation_x == 1 and pitch * 2 <= size and _merging_pays(hardware, pitch, k_w):

@@ -27,6 +27,21 @@ class TileDoesNotFit:
     reason: str
 
 
+SPREADS = (
+    ("slot", "slot"),
+    ("slot", "none"),
+    ("turn", "slot"),
+    ("turn", "none"),
+    ("none", "slot"),
+    ("none", "none"),
+)
+"""What starts a bank of its own, most first: for activations and for weights, every slot of a tile, all
+tiles of one turn (slot 0 of all, slot 1 of all), or nothing."""
+
+STREAMED = ("input", "output")
+"""Roles of tiles that two engines work on at the same time; the others are small or read once."""
+
+
 def place_nest(
     hardware: Hardware, buffers: list[TileBuffer]
 ) -> dict[str, list[int]] | TileDoesNotFit:
@@ -34,28 +49,57 @@ def place_nest(
 
     Weights grow from the top of SRAM downwards, everything else from the bottom upwards, so that
     weights never share a bank with another tile (an instruction's operands must be in different
-    banks). Among the rest, slots of one tile are laid in turn (slot 0 of all tiles, then slot 1),
-    which keeps the tiles being filled apart from those being computed on.
+    banks). A bank has one port: as far as SRAM allows, the slot being filled, the slot being
+    computed on and the results lie in different banks.
     """
+    answer = place_packed(hardware, buffers)
+    if isinstance(answer, TileDoesNotFit):
+        return answer
+    for activations, weights in SPREADS:
+        found = _lay(hardware, buffers, activations, weights)
+        if not isinstance(found, TileDoesNotFit):
+            return found
+    return answer
+
+
+def place_packed(
+    hardware: Hardware, buffers: list[TileBuffer]
+) -> dict[str, list[int]] | TileDoesNotFit:
+    """As `place_nest`, without spreading over banks: fits if anything does."""
+    return _lay(hardware, buffers, "none", "none")
+
+
+def _lay(
+    hardware: Hardware, buffers: list[TileBuffer], activations: str, weights: str
+) -> dict[str, list[int]] | TileDoesNotFit:
     word, bank = hardware.sram_word_bytes, hardware.bank_size
     low, high = 0, hardware.sram_size
     addresses: dict[str, list[int]] = {buffer.name: [] for buffer in buffers}
+    streamed = [buffer for buffer in buffers if buffer.role in STREAMED]
+    small = [buffer for buffer in buffers if buffer.role not in (*STREAMED, "weights")]
     for slot in range(max((buffer.slots for buffer in buffers), default=0)):
-        for buffer in buffers:
-            if slot >= buffer.slots:
-                continue
-            size = align(buffer.size_bytes, word)
-            if buffer.role == "weights":
-                high -= size
-                addresses[buffer.name].append(high)
-            else:
+        if activations == "turn":
+            low = align(low, bank)
+        for buffer in streamed:
+            if slot < buffer.slots:
+                low = align(low, bank) if activations == "slot" else low
                 addresses[buffer.name].append(low)
-                low += size
+                low += align(buffer.size_bytes, word)
+        for buffer in buffers:
+            if buffer.role == "weights" and slot < buffer.slots:
+                high -= align(buffer.size_bytes, word)
+                high = high // bank * bank if weights == "slot" else high
+                addresses[buffer.name].append(high)
+    for buffer in small:
+        for _ in range(buffer.slots):
+            addresses[buffer.name].append(low)
+            low += align(buffer.size_bytes, word)
     weight_bytes = hardware.sram_size - high
     needed = align(low, bank) + align(weight_bytes, bank)
     if needed > hardware.sram_size:
         return TileDoesNotFit(
             needed,
-            f"tiles need {low} bytes beside {weight_bytes} bytes of weights, in separate banks of {bank} bytes",
+            f"tiles need {low} bytes beside {weight_bytes} bytes of weights, in separate banks "
+            f"of {bank} bytes",
         )
     return addresses

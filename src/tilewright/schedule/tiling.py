@@ -22,7 +22,7 @@ from tilewright.schedule.footprint import (
     max_parameter_blocks,
     parameter_bytes,
 )
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
+from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
 
@@ -353,7 +353,7 @@ class _Search:
             base.groups == 1 and base.in_channels < problem.group_in
         )
         if problem.weight_bytes(hardware, form) >= hardware.sram_size:
-            placed = place_nest(hardware, base.buffers(hardware, problem))
+            placed = place_packed(hardware, base.buffers(hardware, problem))
             if isinstance(placed, TileDoesNotFit):
                 self._remember_smallest(placed.needed_bytes, base)
             return
@@ -381,7 +381,7 @@ class _Search:
     def _slots(self, tiling: ConvTiling, form: ConvForm) -> bool:
         """Price every order and slot count that fits; True if full double buffering does."""
         single = tiling.buffers(self.hardware, self.problem)
-        placed = place_nest(self.hardware, single)
+        placed = place_packed(self.hardware, single)
         if isinstance(placed, TileDoesNotFit):
             self._remember_smallest(placed.needed_bytes, tiling)
             return False
@@ -405,7 +405,7 @@ class _Search:
                 slots = {"input": inputs, "weights": weights, "output": outputs, "table": 1}
                 slots["parameters"] = weights if shared else 1
                 buffers = [TileBuffer(b.name, b.role, b.size_bytes, slots[b.name]) for b in single]
-                if isinstance(place_nest(self.hardware, buffers), TileDoesNotFit):
+                if isinstance(place_packed(self.hardware, buffers), TileDoesNotFit):
                     continue
                 candidate = replace(
                     ordered, input_slots=inputs, weight_slots=weights, output_slots=outputs

@@ -1,0 +1,1 @@
+"""The tables everything else is generated from or checked against."""

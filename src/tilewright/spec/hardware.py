@@ -1,7 +1,8 @@
 """The target description: one YAML file a chip, every field with unit, legal range and meaning.
 
-The documents' keys are kept (`sram_size`, `dma_burst_size`, `mac_array_size: [128, 128]`). `docs/reference/targets.md`, the
-JSON schema and the hardware parameters of the RTL are generated from this one table.
+The documents' keys are kept (`sram_size`, `dma_burst_size`, `mac_array_size: [128, 128]`).
+`docs/reference/targets.md`, the JSON schema and the hardware parameters of the RTL are generated
+from this one table.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Hardware(BaseModel):
         tuple[int, int],
         _f(
             "rows x columns",
-            "Weight-stationary MAC array: rows take input channels, columns give output channels. Square.",
+            "Weight-stationary, square: rows take input channels, columns give output channels.",
         ),
     ]
     dtypes: Annotated[
@@ -146,7 +147,8 @@ class Hardware(BaseModel):
         rows, columns = self.mac_array_size
         if rows != columns or not 4 <= rows <= 256 or rows & (rows - 1):
             raise ValueError(
-                f"mac_array_size must be [n, n] with n a power of two from 4 to 256, not [{rows}, {columns}]"
+                "mac_array_size must be [n, n] with n a power of two from 4 to 256, "
+                f"not [{rows}, {columns}]"
             )
         if self.vector_lanes != columns:
             raise ValueError(
@@ -154,7 +156,8 @@ class Hardware(BaseModel):
             )
         if self.sram_size % self.sram_banks:
             raise ValueError(
-                f"sram_size must be a multiple of sram_banks ({self.sram_banks}), not {self.sram_size}"
+                f"sram_size must be a multiple of sram_banks ({self.sram_banks}), "
+                f"not {self.sram_size}"
             )
         for field in ("sram_word_bytes", "dma_burst_size", "ddr_bus_bytes", "tensor_alignment"):
             value: int = getattr(self, field)
@@ -162,7 +165,8 @@ class Hardware(BaseModel):
                 raise ValueError(f"{field} must be a power of two, not {value}")
         if (self.sram_size // self.sram_banks) % self.sram_word_bytes:
             raise ValueError(
-                f"a bank ({self.sram_size // self.sram_banks} bytes) must be a multiple of sram_word_bytes"
+                f"a bank ({self.sram_size // self.sram_banks} bytes) must be "
+                "a multiple of sram_word_bytes"
             )
         if "int8" not in self.dtypes:
             raise ValueError("dtypes must contain int8")
@@ -186,7 +190,7 @@ class Hardware(BaseModel):
 
     @property
     def accumulator_rows(self) -> int:
-        """Pixels one half of the M registers holds: the largest pixel block of a MAC instruction."""
+        """Pixels one half of the M registers holds: a MAC instruction's largest pixel block."""
         return self.matrix_registers // 2 * self.matrix_register_rows
 
     @property

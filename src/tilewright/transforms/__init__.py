@@ -1,0 +1,1 @@
+"""Passes, one a file, in a folder a level."""
