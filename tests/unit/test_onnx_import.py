@@ -453,7 +453,8 @@ def test_names_stay_apart() -> None:
     model = model_of(nodes, {"x": [2]}, ["y"])
     found = names(model)
     assert found == ["Relu(a-b)", "Relu(a_b)", "same", "same#1", '"quoted" \\ name']
-    module, _ = to_top(model)
+    module, ctx = to_top(model)
+    assert [d.layer for d in ctx.decisions if d.reason.startswith("renamed")] == ["same#1"]
     layers = [op.attributes["name"] for op in module.walk() if op.name.startswith("top.")]
     assert len(set(layers)) == len(layers) == 5
 

@@ -196,11 +196,15 @@ class GraphWalker:
         refused: str = "",
     ) -> None:
         """Add a record for `node`, under a name of its own."""
+        wish = scope.prefix + label_of(node)
+        name = self.unique(wish)
+        if name != wish:
+            self.ctx.decide(name, STAGE, True, f"renamed: another node is called {wish!r}")
         self.records.append(
             Record(
                 node.op_type,
                 domain_of(node.domain),
-                self.unique(scope.prefix + label_of(node)),
+                name,
                 opset,
                 inputs,
                 outputs,
