@@ -35,7 +35,7 @@ SPREADS = (
     ("none", "slot"),
     ("none", "none"),
 )
-"""What starts a bank of its own, most first: for activations and for weights, every slot of a tile, all
+"""What starts a bank of its own, most first: for activations and weights, every slot of a tile, all
 tiles of one turn (slot 0 of all, slot 1 of all), or nothing."""
 
 STREAMED = ("input", "output")
