@@ -104,12 +104,11 @@ class Graph:
     @staticmethod
     def shared(value: SSAValue) -> str | None:
         """Return why more than one operation depends on `value`, or None if only one does."""
-        use = value.get_unique_use()
-        if use is None:
-            return "its result has another user"
-        if isinstance(use.operation, ReturnOp):
+        if value.has_one_use():
+            return None
+        if any(isinstance(use.operation, ReturnOp) for use in value.uses):
             return "its result is a graph output"
-        return None
+        return "its result has another user"
 
     # Changing
 
