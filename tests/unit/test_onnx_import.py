@@ -619,6 +619,8 @@ def test_old_opset_with_integer_initializers() -> None:
         helper.make_node("Split", ["x"], ["y"], num_outputs=2**30),
         helper.make_node("Squeeze", ["x"], ["y"], axes=[2**40]),
         helper.make_node("Transpose", ["x"], ["y"], perm=[0, -(2**63)]),
+        helper.make_node("Attention", ["x", "x", "x"], ["y"], q_num_heads=3, kv_num_heads=0),
+        helper.make_node("AveragePool", ["x"], ["y"], kernel_shape=[1], strides=[0]),
         helper.make_node("Shape", [""], ["y"]),
         helper.make_node("Add", ["x", ""], ["y"]),
         helper.make_node("Concat", ["x", ""], ["y"], axis=0),
@@ -626,7 +628,7 @@ def test_old_opset_with_integer_initializers() -> None:
     ids=lambda node: node.op_type,
 )
 def test_nodes_that_would_crash_native_code(node: NodeProto) -> None:
-    opset = 11 if node.op_type == "Squeeze" else 18
+    opset = {"Squeeze": 11, "Attention": 23}.get(node.op_type, 18)
     error = refuse(model_of([node], {"x": [2, 3]}, ["y"], {"w": normal(3)}, opset=opset))
     assert error.code == "E0106"
     assert node.op_type in error.message

@@ -28,6 +28,20 @@ AXIS_ATTRIBUTES = frozenset(
 )
 """Attributes that count axes."""
 
+COUNT_ATTRIBUTES = frozenset(
+    (
+        "q_num_heads",
+        "kv_num_heads",
+        "num_groups",
+        "group",
+        "blocksize",
+        "strides",
+        "dilations",
+        "kernel_shape",
+    )
+)
+"""Attributes that are at least 1: ONNX's inference divides by some of them unseen."""
+
 DATA_LIMIT = 1 << 16
 """Constants of at most this many elements are shown to shape inference."""
 
@@ -106,7 +120,7 @@ def infer_types(
     from onnx.checker import ValidationError
     from onnx.shape_inference import InferenceError, infer_node_outputs
 
-    _check_axes(node, inputs)
+    _check_attributes(node, inputs)
     probe, types, data = _renamed(node, inputs)
     try:
         found = infer_node_outputs(
@@ -141,8 +155,8 @@ def infer_types(
     return result, ""
 
 
-def _check_axes(node: NodeProto, inputs: Sequence[Value]) -> None:
-    """Refuse axes far outside any operand: ONNX's inference may read beyond its own arrays.
+def _check_attributes(node: NodeProto, inputs: Sequence[Value]) -> None:
+    """Refuse what crashes ONNX's inference: axes far outside any operand, counts below 1.
 
     Raises:
         TilewrightError: E0106.
@@ -151,6 +165,10 @@ def _check_axes(node: NodeProto, inputs: Sequence[Value]) -> None:
     rank = max((len(value.shape) for value in inputs if value.shape is not None), default=0)
     rank += max((value.size for value in inputs[1:] if value.constant is not None), default=1)
     for attribute in node.attribute:
+        if attribute.name in COUNT_ATTRIBUTES:
+            counts = list(attribute.ints) if attribute.ints else [attribute.i]
+            if min(counts) < 1:
+                raise malformed(f"{node_title(node)}: `{attribute.name}` must be at least 1")
         if attribute.name in AXIS_ATTRIBUTES:
             found = [int(attribute.i), *(int(v) for v in attribute.ints)]
             limit = rank + len(attribute.ints)
