@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -152,6 +153,37 @@ def test_order_of_flags_is_the_order_of_passes(run: Run, tmp_path: Path) -> None
     assert code == 0
     names = [line.split()[-1] for line in err.splitlines()]
     assert names == ["canonicalize", "top-fold-constants", "top-normalize"]
+
+
+def test_standard_input_keeps_what_the_module_records(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_net(tmp_path)
+    run("translate", "--import-onnx", "net.onnx", "-o", "net.mlir")
+    run("opt", "--convert-onnx-to-top", "net.mlir", "-o", "top.mlir")
+    arguments = ("--quantize", "--calibration-data=cal", "--hardware-config=tpu_v2")
+    assert run("opt", "top.mlir", *arguments, "-o", "q.mlir")[0] == 0
+
+    def pipe(name: str, *more: str) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.stdin", io.StringIO((tmp_path / name).read_text()))
+        return run(*more)
+
+    code, told, err = pipe("top.mlir", "runner", "--json")
+    assert code == 0, err
+    assert told == run("runner", "top.mlir", "--json")[1]
+    # Quantised for a truncating chip: lowering it for another would give other numbers in silence.
+    code, _, err = pipe("q.mlir", "opt", "--convert-top-to-tpu", "--hardware-config=edge16")
+    assert code == 1
+    assert "was made for target `tpu_v2`, not for `edge16`" in err
+    code, out, err = run("opt", "top.mlir", *arguments)
+    assert code == 0
+    assert 'tilewright.target = "tpu_v2"' in out
+    assert "tilewright.weights" not in out
+    # Text that goes on naming a weights file must not mean other weights than it was printed with.
+    assert "tilewright.weights" in run("opt", "top.mlir", "--canonicalize")[1]
+    code, out, err = run("opt", "net.mlir", "--convert-onnx-to-top")
+    assert code == 0
+    assert ("tilewright.weights" in out) != ("weights have changed" in err)
 
 
 def test_dumps(run: Run, tmp_path: Path) -> None:

@@ -220,8 +220,6 @@ def read_module(
         TilewrightError: E0701 a file cannot be read; E0501 text, weights name or content is wrong,
             or the module was made for another chip than `target`.
     """
-    from xdsl.dialects.builtin import StringAttr
-
     try:
         with path.open("rb") as file:
             raw = file.read(max_bytes + 1)
@@ -239,19 +237,38 @@ def read_module(
         raise TilewrightError(
             "E0501", f"`{path}` is not MLIR text", [f"byte {error.start} is not UTF-8"]
         ) from error
+    return module_of(text, path.parent, target, str(path))
+
+
+def module_of(
+    text: str, folder: Path, target: Hardware | None, source: str
+) -> tuple[ModuleOp, CompileContext]:
+    """Parse a module and restore its context from what its attributes record.
+
+    Args:
+        text: the module.
+        folder: where its weights file lies.
+        target: the chip asked for, or None.
+        source: what messages call the text.
+
+    Raises:
+        TilewrightError: as `read_module`.
+    """
+    from xdsl.dialects.builtin import StringAttr
+
     context = new_context(target=target)
-    module = parse_text(text, context, str(path))
-    context.target = _target_of(module, target, str(path))
+    module = parse_text(text, context, source)
+    context.target = _target_of(module, target, source)
     weights = module.attributes.get(WEIGHTS_ATTRIBUTE)
     if weights is not None:
-        context.weights = _open_weights(path, weights)
-        check_weights(module, context.weights, str(path))
+        context.weights = _open_weights(folder, weights, source)
+        check_weights(module, context.weights, source)
     graph = module.attributes.pop(GRAPH_ATTRIBUTE, None)
     if graph is not None:
         if not isinstance(graph, StringAttr):
-            raise TilewrightError("E0501", f"{path}: `{GRAPH_ATTRIBUTE}` must be a string")
-        context.graph = parse_text(graph.data, context, f"{path}: {GRAPH_ATTRIBUTE}")
-        check_weights(context.graph, context.weights, f"{path}: {GRAPH_ATTRIBUTE}")
+            raise TilewrightError("E0501", f"{source}: `{GRAPH_ATTRIBUTE}` must be a string")
+        context.graph = parse_text(graph.data, context, f"{source}: {GRAPH_ATTRIBUTE}")
+        check_weights(context.graph, context.weights, f"{source}: {GRAPH_ATTRIBUTE}")
     return module, context
 
 
@@ -281,7 +298,7 @@ def _target_of(module: ModuleOp, given: Hardware | None, source: str) -> Hardwar
     )
 
 
-def _target_text(target: Hardware) -> str:
+def target_text(target: Hardware) -> str:
     """Return the name of a shipped target, or the whole description of another."""
     from tilewright.spec.hardware import load_target, shipped_targets
 
@@ -290,14 +307,14 @@ def _target_text(target: Hardware) -> str:
     return target.name if same else target.to_yaml()
 
 
-def _open_weights(path: Path, attribute: object) -> WeightStore:
+def _open_weights(folder: Path, attribute: object, source: str) -> WeightStore:
     from safetensors import SafetensorError
     from xdsl.dialects.builtin import StringAttr
 
     from tilewright.ir.weights import WeightStore
 
     if not isinstance(attribute, StringAttr):
-        raise TilewrightError("E0501", f"{path}: `{WEIGHTS_ATTRIBUTE}` must be a string")
+        raise TilewrightError("E0501", f"{source}: `{WEIGHTS_ATTRIBUTE}` must be a string")
     name = attribute.data
     posix = PurePosixPath(name)
     if (
@@ -310,21 +327,21 @@ def _open_weights(path: Path, attribute: object) -> WeightStore:
     ):
         raise TilewrightError(
             "E0501",
-            f"{path}: weights file {name!r} is refused",
+            f"{source}: weights file {name!r} is refused",
             ["it must be a relative path without `..`"],
         )
-    folder = path.parent.resolve()
+    folder = folder.resolve()
     file = (folder / name).resolve()
     if not file.is_relative_to(folder):
         raise TilewrightError(
-            "E0501", f"{path}: weights file {name!r} is refused", ["it leads out of its folder"]
+            "E0501", f"{source}: weights file {name!r} is refused", ["it leads out of its folder"]
         )
     try:
         return WeightStore.load(file)
     except OSError as error:
         raise TilewrightError(
             "E0701",
-            f"cannot read the weights of `{path}`",
+            f"cannot read the weights of `{source}`",
             [f"{file}: {error.strerror or error}"],
             "a module and its weights file are moved together",
         ) from error
@@ -392,7 +409,7 @@ def text_with_records(
     if len(context.weights):
         module.attributes[WEIGHTS_ATTRIBUTE] = StringAttr(weights_name)
     if context.target is not None:
-        module.attributes[TARGET_ATTRIBUTE] = StringAttr(_target_text(context.target))
+        module.attributes[TARGET_ATTRIBUTE] = StringAttr(target_text(context.target))
     if context.graph is not None:
         module.attributes[GRAPH_ATTRIBUTE] = StringAttr(print_module(context.graph))
     try:

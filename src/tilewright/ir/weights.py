@@ -105,6 +105,7 @@ class WeightStore:
     def copy(self) -> WeightStore:
         """Return a store that shares the (read-only) arrays but not the name table."""
         other = WeightStore()
+        other.version = self.version
         other._arrays = dict(self._arrays)
         other._lazy = dict(self._lazy)
         return other

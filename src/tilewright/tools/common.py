@@ -116,19 +116,18 @@ def load_target(name: str | None) -> Hardware:
 
 
 def read_input(name: str | None, target: Hardware | None) -> tuple[ModuleOp, CompileContext, str]:
-    """Read the module called `name` (`-` or None: standard input, which cannot name weights).
+    """Read the module called `name` (`-` or None: standard input, weights in the current folder).
 
     Returns:
         The module, its context, and what messages call it.
     """
-    from tilewright.ir.io import MAX_TEXT_BYTES, new_context, parse_text, read_module
+    from tilewright.ir.io import MAX_TEXT_BYTES, module_of, read_module
 
     if name is None or name == "-":
         text = sys.stdin.read(MAX_TEXT_BYTES + 1)
         if len(text) > MAX_TEXT_BYTES:
             raise TilewrightError("E0501", "standard input is too long for a module")
-        context = new_context(target=target)
-        return parse_text(text, context, "<stdin>"), context, "<stdin>"
+        return *module_of(text, Path(), target, "<stdin>"), "<stdin>"
     module, context = read_module(Path(name), target)
     return module, context, name
 
@@ -136,10 +135,27 @@ def read_input(name: str | None, target: Hardware | None) -> tuple[ModuleOp, Com
 def write_output(
     module: ModuleOp, context: CompileContext, name: str | None, *, generic: bool
 ) -> None:
-    """Write the module and its weights to `name`, or its text to standard output (`-` or None)."""
-    from tilewright.ir.io import print_module, write_module
+    """Write the module and its weights to `name`, or its text to standard output (`-` or None).
+
+    Text on standard output goes on naming the weights file it was read with only if that still
+    holds its weights; integers are only printed together with the target they were made for.
+    """
+    from xdsl.dialects.builtin import StringAttr
+
+    from tilewright.ir.io import (
+        TARGET_ATTRIBUTE,
+        WEIGHTS_ATTRIBUTE,
+        print_module,
+        target_text,
+        write_module,
+    )
+    from tilewright.levels import level_of
 
     if name is None or name == "-":
+        if context.weights.version and module.attributes.pop(WEIGHTS_ATTRIBUTE, None):
+            sys.stderr.write("the weights have changed and are not written without `-o FILE`\n")
+        if context.target is not None and level_of(module) not in ("onnx", "top"):
+            module.attributes[TARGET_ATTRIBUTE] = StringAttr(target_text(context.target))
         sys.stdout.write(print_module(module, generic=generic))
     else:
         write_module(module, context, Path(name), generic=generic)
