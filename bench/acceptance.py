@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "TARGET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measure(*options.one, options)))
+        print(json.dumps(measure(options.one[0], options.one[1], options)))
         return 0
     rows: list[dict[str, Any]] = []
     passed = sys.argv[1:]
