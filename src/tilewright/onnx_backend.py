@@ -61,6 +61,26 @@ class TilewrightRep(BackendRep):
         return namedtupledict("Outputs", self.outputs)(*(results[name] for name in self.outputs))
 
 
+class DeferredRep(BackendRep):
+    """A model with an open shape, or with an operand that must be known at compile time.
+
+    It is compiled at each run, for the shapes and values given there.
+    """
+
+    def __init__(self, model: ModelProto, device: str) -> None:
+        self.model = model
+        self.device = device
+
+    def run(self, inputs: Sequence[Array] | Mapping[str, Array], **kwargs: Any) -> tuple[Any, ...]:
+        """Compile for these inputs and run.
+
+        Raises:
+            TilewrightError: the model cannot be compiled or run.
+        """
+        rep, feed = prepare_for(self.model, inputs, self.device)
+        return rep.run(feed)
+
+
 class TilewrightBackend(Backend):
     """Runs models by the compiler's float graph, on the host."""
 
@@ -73,8 +93,10 @@ class TilewrightBackend(Backend):
         shapes: Mapping[str, tuple[int, ...]] | None = None,
         bind: Mapping[str, Array] | None = None,
         **kwargs: Any,
-    ) -> TilewrightRep:
+    ) -> TilewrightRep | DeferredRep:
         """Compile a model to `top` and make it ready.
+
+        A model that needs to know shapes or values of its inputs is compiled when it is first run.
 
         Args:
             model: the model.
@@ -88,11 +110,12 @@ class TilewrightBackend(Backend):
         """
         if not cls.supports_device(device):
             raise TilewrightError("E0702", f"device must be CPU, not {device!r}")
-        ctx = CompileContext()
-        module = import_onnx(model, shapes, ctx, bind)
-        ConvertOnnxToTopPass().apply(ctx, module)
-        session = TopSession(module, ctx.weights, optimise=False)
-        return TilewrightRep(session, session.inputs, bind or {})
+        try:
+            return _compiled(model, shapes, bind)
+        except UnknownValueError:
+            if shapes or bind:
+                raise
+            return DeferredRep(model, device)
 
     @classmethod
     def run_model(
@@ -143,17 +166,28 @@ class TilewrightBackend(Backend):
 
     @classmethod
     def is_compatible(cls, model: ModelProto, device: str = "CPU", **kwargs: Any) -> bool:
-        """Whether the model can be compiled as it is."""
+        """Whether the model can be compiled as it is, without a look at its inputs."""
         try:
-            cls.prepare(model, device)
+            return isinstance(cls.prepare(model, device), TilewrightRep)
         except TilewrightError:
             return False
-        return True
 
     @classmethod
     def supports_device(cls, device: str) -> bool:
         """Whether `device` is the host."""
         return device.partition(":")[0] == "CPU"
+
+
+def _compiled(
+    model: ModelProto,
+    shapes: Mapping[str, tuple[int, ...]] | None,
+    bind: Mapping[str, Array] | None,
+) -> TilewrightRep:
+    ctx = CompileContext()
+    module = import_onnx(model, shapes, ctx, bind)
+    ConvertOnnxToTopPass().apply(ctx, module)
+    session = TopSession(module, ctx.weights, optimise=False)
+    return TilewrightRep(session, session.inputs, bind or {})
 
 
 def prepare_for(
@@ -171,13 +205,15 @@ def prepare_for(
         for info in model.graph.input
         if info.name in feed and info.name not in constants and feed[info.name].size
     }
+    if not TilewrightBackend.supports_device(device):
+        raise TilewrightError("E0702", f"device must be CPU, not {device!r}")
     defaults = {item.name for item in model.graph.initializer}
     # A default that is overridden is a constant of another value.
     bind = {name: array for name, array in feed.items() if name in defaults - constants}
     shapes = {name: shape for name, shape in shapes.items() if name not in bind}
     while True:
         try:
-            rep = TilewrightBackend.prepare(model, device, shapes=shapes, bind=bind)
+            rep = _compiled(model, shapes, bind)
         except UnknownValueError as error:
             wanted = [name for name in error.inputs if name in feed and name not in bind]
             if not wanted:

@@ -21,6 +21,7 @@ def test_prepare_and_run_by_position_and_name() -> None:
     model = model_of(nodes, {"a": [3], "b": [3]}, ["y"])
     a, b = normal(3), normal(3, seed=1)
     rep = onnx_backend.prepare(model)
+    assert isinstance(rep, onnx_backend.TilewrightRep)
     assert rep.inputs == ["a", "b"]
     np.testing.assert_array_equal(rep.run([a, b])[0], a - b)
     np.testing.assert_array_equal(rep.run({"b": b, "a": a})["y"], a - b)  # type: ignore[call-overload]
@@ -37,6 +38,20 @@ def test_run_model_takes_shapes_and_shape_operands_from_the_inputs() -> None:
     x = normal(3, 4)
     (y,) = onnx_backend.run_model(model, [x, np.array([-1])])
     np.testing.assert_array_equal(y, x.reshape(-1))
+
+
+def test_prepare_waits_for_shapes_and_shape_operands() -> None:
+    model = model_of([helper.make_node("Reshape", ["x", "s"], ["y"])], {"x": ["N", 4]}, ["y"])
+    model.graph.input.append(helper.make_tensor_value_info("s", TensorProto.INT64, [2]))
+    rep = onnx_backend.prepare(model)
+    assert isinstance(rep, onnx_backend.DeferredRep)
+    assert not onnx_backend.is_compatible(model)
+    for rows in (3, 2):
+        x = normal(rows, 4)
+        (y,) = rep.run([x, np.array([2, -1])])
+        np.testing.assert_array_equal(y, x.reshape(2, -1))
+    with pytest.raises(TilewrightError):
+        rep.run([normal(3, 4), np.array([5, 5])])
 
 
 def test_run_model_overrides_a_default() -> None:

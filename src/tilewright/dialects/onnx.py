@@ -54,10 +54,10 @@ DOMAINS = ("", "ai.onnx.ml", "ai.onnx.preview", "ai.onnx.preview.training", "ai.
 
 
 class UnknownValueError(TilewrightError):
-    """Something depends on a value that is not known at compile time.
+    """Something depends on a value or a shape that is not known at compile time.
 
     Attributes:
-        inputs: the graph inputs that must be bound to constants.
+        inputs: the graph inputs that must be bound to constants; empty where a shape is open.
     """
 
     inputs: tuple[str, ...] = ()

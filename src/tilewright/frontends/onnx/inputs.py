@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.onnx import UnknownValueError
 from tilewright.frontends.onnx.tensors import check_dims, malformed
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ class ShapeBinder:
         given = self._shapes.get(name)
         if not tensor.HasField("shape"):
             if given is None:
-                raise TilewrightError(
+                raise UnknownValueError(
                     "E0103",
                     f"input {name!r} has no shape",
                     [],
@@ -131,7 +132,7 @@ class ShapeBinder:
         )
         symbols = [symbol_of(d) for d in info.type.tensor_type.shape.dim if symbol_of(d)]
         other = f", or each symbol by itself: `--shape {_flag(symbols[0])}=1`" if symbols else ""
-        return TilewrightError(
+        return UnknownValueError(
             "E0103",
             f"input {info.name!r} has a dynamic shape, {_shown(info)}",
             [f"unknown: {item}" for item in open_dims],

@@ -322,6 +322,8 @@ def _reverse_sequence(node: Node) -> SSAValue:
     if {time, batch} != {0, 1}:
         raise RefusedError("`time_axis` and `batch_axis` must be 0 and 1")
     lengths = node.needs_constant(1, "`sequence_lens`")
+    if lengths.shape != (shape[batch],) or lengths.min() < 0 or lengths.max() > shape[time]:
+        raise RefusedError(f"`sequence_lens` {lengths.tolist()} does not fit {list(shape)}")
     steps = np.arange(shape[time])
     table = np.stack([np.where(steps < n, n - 1 - steps, steps) for n in lengths])
     table = table.T if time == 0 else table
