@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xdsl.dialects.affine import ForOp
 from xdsl.dialects.builtin import ModuleOp
 
+from tests.programs import run_program
 from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
@@ -37,7 +38,10 @@ def tiny(sram: int, banks: int = 4, lanes: int = 8, **update: Any) -> Hardware:
 def same_bits(
     graph: Graph, hardware: Hardware, *results: Any, seed: int = 0, stock: bool = True
 ) -> ModuleOp:
-    """Tile and compare; returns the tiled module. Upstream's own verifier has its say too."""
+    """Tile, lower and compare; returns the tiled module.
+
+    Upstream's verifier has its say too, and the program runs with its engines in a random order.
+    """
     module = graph.lowered(*results)
     rng = np.random.default_rng(seed)
     inputs = {
@@ -45,6 +49,7 @@ def same_bits(
         for name, arg in zip(graph.names, graph.block.args, strict=True)
     }
     expected = run_linalg(module, graph.weights, inputs)
+    layers = run_linalg(module, graph.weights, inputs, keep=True)
     context = graph.context()
     context.target = hardware
     TileAndBufferizePass().apply(context, module)
@@ -55,6 +60,10 @@ def same_bits(
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
+    results = run_program(module, context, inputs, seed)
+    assert len(results) >= len(expected)
+    for name, value in results.items():
+        np.testing.assert_array_equal(value, layers[name], err_msg=name)
     return module
 
 
