@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
@@ -18,11 +20,12 @@ class Builder:
         channels = int(self.rng.integers(1, 20))
         height, width = (int(self.rng.integers(5, 20)) for _ in range(2))
         self.shape = (channels, height, width)
+        self.batch = 1
         self.input_shape = (1, *self.shape)
         self.value = "x"
         self.saved: list[tuple[str, tuple[int, int, int]]] = []
 
-    def node(self, kind: str, inputs: list[str], **attributes: object) -> str:
+    def node(self, kind: str, inputs: list[str], **attributes: Any) -> str:
         self.count += 1
         output = f"{kind.lower()}{self.count}"
         self.nodes.append(
@@ -70,7 +73,7 @@ class Builder:
         kind = str(self.rng.choice(["Relu", "HardSwish", "Sigmoid", "Clip", "LeakyRelu", "Tanh"]))
         inputs = [self.value]
         if kind == "Clip":
-            inputs += [self.constant(np.float32(v)) for v in (-0.5, 0.8)]
+            inputs += [self.constant(np.array(v, np.float32)) for v in (-0.5, 0.8)]
         self.value = self.node(kind, inputs)
 
     def pool(self) -> None:
@@ -79,7 +82,7 @@ class Builder:
         k_h, k_w = self.pick(1, 2, 3), self.pick(2, 3)
         s_y, s_x = self.pick(1, 2), self.pick(1, 2, 3)
         pads = [int(self.rng.integers(0, k)) for k in (k_h, k_w, k_h, k_w)]
-        extra: dict[str, object] = {"count_include_pad": 1} if kind == "AveragePool" else {}
+        extra: dict[str, int] = {"count_include_pad": 1} if kind == "AveragePool" else {}
         out_h = (height + pads[0] + pads[2] - k_h) // s_y + 1
         out_w = (width + pads[1] + pads[3] - k_w) // s_x + 1
         if out_h < 1 or out_w < 1:
@@ -118,7 +121,7 @@ class Builder:
             return
         out_h, out_w = height + int(self.rng.integers(1, 9)), width * 2
         mode = str(self.rng.choice(["nearest", "linear"]))
-        sizes = self.constant(np.array([1, channels, out_h, out_w], np.int64))
+        sizes = self.constant(np.array([self.batch, channels, out_h, out_w], np.int64))
         self.value = self.node("Resize", [self.value, "", "", sizes], mode=mode)
         self.shape = (channels, out_h, out_w)
 
@@ -126,8 +129,8 @@ class Builder:
         channels, height, width = self.shape
         choice = self.pick(0, 1, 2)
         if choice == 0 and channels % 2 == 0:  # channel shuffle
-            split = self.constant(np.array([1, 2, channels // 2, height, width], np.int64))
-            back = self.constant(np.array([1, channels, height, width], np.int64))
+            split = self.constant(np.array([self.batch, 2, channels // 2, height, width], np.int64))
+            back = self.constant(np.array([self.batch, channels, height, width], np.int64))
             value = self.node("Reshape", [self.value, split])
             value = self.node("Transpose", [value], perm=[0, 2, 1, 3, 4])
             self.value = self.node("Reshape", [value, back])

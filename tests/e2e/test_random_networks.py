@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -30,7 +32,7 @@ def check(seed: int, target: Hardware, layers: int = 8) -> None:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(model.SerializeToString())
-    expected = session.run(None, samples[0])[0]
+    expected: Any = session.run(None, samples[0])[0]
     (got,) = TopSession(front.stage.module, front.stage.weights).run(samples[0]).values()
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
