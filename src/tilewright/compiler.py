@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tilewright.diagnostics import TilewrightError
 
@@ -106,25 +106,40 @@ def front_end(
     return FrontEnd(context, Stage(module, context.weights.copy()), seconds)
 
 
+def _require_dtype(target: Hardware, dtype: str) -> None:
+    """Raise E0402 if the target does not compute in `dtype`."""
+    if dtype not in target.dtypes:
+        raise TilewrightError(
+            "E0402",
+            f"target `{target.name}` has no {dtype}",
+            [f"its number types: {', '.join(target.dtypes)}"],
+            "choose one of them by --dtype, or another target",
+        )
+
+
 def compile_model(
     model: Path | onnx.ModelProto | FrontEnd,
     target: Hardware,
     *,
     samples: Iterable[Sample] | None = None,
     table: CalibrationTable | None = None,
+    dtype: Literal["int8", "fp16"] = "int8",
     method: str = "kl",
     limit: int | None = 200,
     shapes: dict[str, tuple[int, ...]] | None = None,
     preprocessing: dict[str, Any] | None = None,
     progress: Progress = _ignore,
 ) -> Compiled:
-    """Compile a model to an int8 program.
+    """Compile a model to an int8 or fp16 program.
 
     Args:
         model: an ONNX file or model, or the result of `front_end` for the same target.
         target: the chip.
-        samples: calibration inputs, by input name; needed unless `table` is given.
+        samples: calibration inputs, by input name; int8 needs them unless `table` is given. fp16
+            uses them to refuse, at compile time, what would overflow; without them it shows when
+            the program runs.
         table: calibrated ranges, instead of calibrating.
+        dtype: number type of the activations; the target must declare it.
         method: calibration method (`quant.observers`).
         limit: at most so many samples.
         shapes: shapes of inputs with dynamic dimensions.
@@ -138,8 +153,9 @@ def compile_model(
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
     from tilewright.quant.calibrate import calibrate
-    from tilewright.quant.table import write_attribute
+    from tilewright.quant.table import CalibrationTable, write_attribute
 
+    _require_dtype(target, dtype)
     if isinstance(model, FrontEnd):
         front = model
     else:
@@ -149,6 +165,8 @@ def compile_model(
     context.target = target
     context.weights = top.weights.copy()
     module = top.module.clone()
+    if table is None and samples is None and dtype == "fp16":
+        table = CalibrationTable({}, "none")
     if table is None:
         if samples is None:
             raise TilewrightError(
@@ -171,7 +189,7 @@ def compile_model(
     write_attribute(module, table)
     stages: dict[str, Stage] = {"top": top}
     for share, phase, level in (
-        (0.5, "quantise", "quant"),
+        (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),
         (0.65, "affine", "affine"),
         (0.75, "tpu", "tpu"),

@@ -42,6 +42,9 @@ PHASES: tuple[Phase, ...] = (
 )
 """Everything between import and encoding."""
 
+HALF = Phase("half", "quant", ("convert-to-half", "quant-partition"))
+"""What fp16 does in place of the phase `quantise`."""
+
 GROUPS: dict[str, tuple[str, ...]] = {
     "convert-onnx-to-top": ("convert", "optimise"),
     "quantize": ("layout", "quantise"),
@@ -52,7 +55,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
 
 def phase(name: str) -> Phase:
     """Return the phase called `name`."""
-    return next(item for item in PHASES if item.name == name)
+    return next(item for item in (*PHASES, HALF) if item.name == name)
 
 
 def run_phases(

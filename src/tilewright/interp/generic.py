@@ -90,7 +90,7 @@ class Generic:
         ):
             return
         points = prod(ranges[loop][1] - ranges[loop][0] for loop in self.reductions)
-        whole = reduction is not None and points > FEW_POINTS
+        whole = reduction is not None and reduction.op in _REDUCERS and points > FEW_POINTS
         for chunk in _chunks(ranges, self.parallel, max(CHUNK // (points if whole else 1), 1)):
             if whole:
                 assert reduction is not None

@@ -6,6 +6,7 @@ the width or more, a division by zero) raises, since an oracle must not pick a n
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -190,6 +191,7 @@ _BINARY: dict[str, Evaluator] = {
     "arith.negf": np.negative,
     "math.absi": np.abs,
     "math.absf": np.abs,
+    "math.erf": lambda value: _erf(value),
     "math.exp": np.exp,
     "math.log": np.log,
     "math.sqrt": np.sqrt,
@@ -270,6 +272,28 @@ def _float_to_integer(target: np.dtype[Any]) -> Evaluator:
     return run
 
 
+def _narrow_float(target: np.dtype[Any]) -> Evaluator:
+    def run(value: Array) -> Array:
+        result = value.astype(target)
+        lost = np.isinf(result) & np.isfinite(value)
+        if np.any(lost):
+            # Defined (an infinity), but what the machine refuses must not go unseen here.
+            worst = float(np.abs(value[lost]).max())
+            raise TilewrightError(
+                "E0304", f"a value overflows {target}", [f"its magnitude is {worst:.6g}"]
+            )
+        return result
+
+    return run
+
+
+_ERF = np.frompyfunc(math.erf, 1, 1)
+
+
+def _erf(value: Array) -> Array:
+    return np.asarray(_ERF(value.astype(np.float64)), np.float64).astype(value.dtype)
+
+
 _CASTS: dict[str, Callable[[np.dtype[Any]], Evaluator]] = {
     "arith.extsi": _extend_signed,
     "arith.extui": _extend_unsigned,
@@ -280,7 +304,7 @@ _CASTS: dict[str, Callable[[np.dtype[Any]], Evaluator]] = {
     "arith.uitofp": _extend_unsigned,
     "arith.fptosi": _float_to_integer,
     "arith.extf": lambda target: lambda value: value.astype(target),
-    "arith.truncf": lambda target: lambda value: value.astype(target),
+    "arith.truncf": _narrow_float,
     "arith.bitcast": lambda target: lambda value: value.view(target),
 }
 

@@ -1,4 +1,4 @@
-"""Lower `quant.conv`, `quant.linear` and `quant.matmul`.
+"""Lower convolutions, linear layers and matmuls, of codes (`quant`) and of fp16 (`top`).
 
 A convolution becomes padding with the input's zero point, a contraction into i32, and the
 requantisation::
@@ -10,6 +10,8 @@ requantisation::
 The window is in the maps (`oh * stride + kh * dilation`). Groups are an extra axis made by
 `tensor.expand_shape`, except for
 depthwise convolution, which reads its weight at input channel 0.
+
+In fp16 sums are f32, and `truncf(clamp(acc + bias))` takes the requantisation's place.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from xdsl.dialects.builtin import StringAttr, i8, i32
+from xdsl.dialects.builtin import AnyFloat, IntegerType, StringAttr, f16, i8
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
@@ -26,12 +28,15 @@ from tilewright.dialects.quant import int_list, int_of, shape_of
 from tilewright.transforms.linalg.emit import (
     Body,
     Emitter,
+    accumulator_of,
     affine_map,
     broadcast_map,
     dims,
+    element_of,
     tag,
     zero_point,
 )
+from tilewright.transforms.linalg.half import HalfOutput, is_half, with_bias, without_bias
 from tilewright.transforms.linalg.rounding import Output, requantise, requantise_scalar, scalar_tags
 
 T = TypeVar("T")
@@ -44,9 +49,11 @@ def layout_of(op: Operation) -> str:
 
 
 def multiply_add(body: Body) -> SSAValue:
-    """Return `acc + extsi(a) * extsi(b)` in i32; block arguments are `a`, `b`, `acc`."""
+    """Return `acc + wide(a) * wide(b)` in the type of `acc`; block arguments: `a`, `b`, `acc`."""
     left, right, acc = body.args
-    return body.plus(acc, body.times(body.extend(left, i32), body.extend(right, i32)))
+    kind = acc.type
+    assert isinstance(kind, IntegerType | AnyFloat)
+    return body.plus(acc, body.times(body.extend(left, kind), body.extend(right, kind)))
 
 
 def pad_window(
@@ -55,7 +62,7 @@ def pad_window(
     layout: str,
     pads: list[int],
     extent: tuple[int, int],
-    fill: int,
+    fill: float,
 ) -> SSAValue:
     """Pad an image so that windows reaching to `extent` rows and columns fit.
 
@@ -75,18 +82,28 @@ def pad_window(
 def per_channel(
     emit: Emitter, acc: SSAValue, channel: int, parameters: list[SSAValue], op: Operation
 ) -> SSAValue:
-    """Requantise an i32 tensor with bias, multiplier and shift along axis `channel`."""
+    """End sums with their parameters along axis `channel`.
+
+    Those of codes are requantised by bias, multiplier and shift; those of fp16 get a bias.
+    """
     shape = shape_of(acc)
     space = dims(len(shape))
     along = affine_map(len(shape), [space[channel]])
     inputs = [(acc, AffineMap.identity(len(shape))), *((value, along) for value in parameters)]
+    if is_half(op):
+        half = HalfOutput.of(op)
+        result = emit.elementwise("round", inputs, shape, f16, with_bias(half))
+        return tag(result, "requant", half.tags)
     output = Output.of(op)
     result = emit.elementwise("requantise", inputs, shape, i8, requantise(output))
     return tag(result, "requant", output.tags)
 
 
 def lower_conv(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
-    """Lower a `quant.conv`; `operands` are the input, weight, bias, multiplier and shift."""
+    """Lower a `quant.conv` or fp16 `top.conv`.
+
+    `operands` are the input, the weight, the bias and, of codes, multiplier and shift.
+    """
     source, weight, *parameters = operands
     layout = layout_of(op)
     strides, dilations = int_list(op.attributes["strides"]), int_list(op.attributes["dilations"])
@@ -154,7 +171,10 @@ class _Window:
                 (source, affine_map(loops, reads)),
                 (weight, affine_map(loops, [*weight_channels(out, deep), kh, kw])),
             ],
-            (emit.filled(0, tuple(shape), i32), affine_map(loops, space[:outer])),
+            (
+                emit.filled(0, tuple(shape), accumulator_of(element_of(source))),
+                affine_map(loops, space[:outer]),
+            ),
             multiply_add,
             reductions=range(outer, loops),
         )
@@ -215,7 +235,7 @@ def _accumulate(emit: Emitter, window: _Window, source: SSAValue, weight: SSAVal
 
 
 def lower_linear(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
-    """Lower a `quant.linear`: the last axis of the input against the last axis of the weight."""
+    """Lower a linear layer: the last axis of the input against the last axis of the weight."""
     source, weight, *parameters = operands
     shape = shape_of(op.results[0])
     rank = len(shape)
@@ -226,7 +246,10 @@ def lower_linear(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
             (source, affine_map(rank + 1, [*space[: rank - 1], space[rank]])),
             (weight, affine_map(rank + 1, [space[rank - 1], space[rank]])),
         ],
-        (emit.filled(0, shape, i32), affine_map(rank + 1, space[:rank])),
+        (
+            emit.filled(0, shape, accumulator_of(element_of(source))),
+            affine_map(rank + 1, space[:rank]),
+        ),
         multiply_add,
         reductions=(rank,),
     )
@@ -235,12 +258,13 @@ def lower_linear(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
 
 
 def lower_matmul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
-    """Lower a `quant.matmul` (numpy batch rules) of two activations."""
+    """Lower a matmul (numpy batch rules) of two activations."""
     left, right = operands
     shape = shape_of(op.results[0])
     rank = len(shape)
     space = dims(rank + 1)
     zeros = [zero_point(value) for value in op.operands]
+    wide = accumulator_of(element_of(left))
 
     def reads(value: SSAValue, last: list[AffineExpr]) -> AffineMap:
         size = shape_of(value)[:-2]
@@ -250,7 +274,7 @@ def lower_matmul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
     def body(inner: Body) -> SSAValue:
         a, b, acc = inner.args
         product = inner.times(
-            inner.code_offset(a, zeros[0], i32), inner.code_offset(b, zeros[1], i32)
+            inner.code_offset(a, zeros[0], wide), inner.code_offset(b, zeros[1], wide)
         )
         return inner.plus(acc, product)
 
@@ -260,11 +284,22 @@ def lower_matmul(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAV
             (left, reads(left, [space[rank - 2], space[rank]])),
             (right, reads(right, [space[rank], space[rank - 1]])),
         ],
-        (emit.filled(0, shape, i32), affine_map(rank + 1, space[:rank])),
+        (emit.filled(0, shape, wide), affine_map(rank + 1, space[:rank])),
         body,
         reductions=(rank,),
     )
     tag(acc, "matmul", {"za": zeros[0], "zb": zeros[1]})
+    return finish_scalar(emit, op, acc)
+
+
+def finish_scalar(emit: Emitter, op: Operation, acc: SSAValue) -> SSAValue:
+    """End sums that have the same parameters in all channels."""
+    shape = shape_of(acc)
+    inputs = [(acc, AffineMap.identity(len(shape)))]
+    if is_half(op):
+        half = HalfOutput.of(op)
+        result = emit.elementwise("round", inputs, shape, f16, without_bias(half))
+        return tag(result, "requant", half.tags)
     tail = requantise_scalar(op, Output.of(op))
-    result = emit.elementwise("requantise", [(acc, AffineMap.identity(rank))], shape, i8, tail)
+    result = emit.elementwise("requantise", inputs, shape, i8, tail)
     return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))

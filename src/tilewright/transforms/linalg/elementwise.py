@@ -1,4 +1,4 @@
-"""Lower `quant.add`, `sub`, `mul`, `requantize` and `lut`.
+"""Lower `quant.add`, `sub`, `mul`, `requantize` and `lut`, and the fp16 forms of the like.
 
 The arithmetic ones form `v` in i64 from `code - zero point`, add the bias and round once::
 
@@ -11,7 +11,7 @@ A lookup reads `table[a + 128]` by `tensor.extract`.
 from __future__ import annotations
 
 from xdsl.dialects import arith, tensor
-from xdsl.dialects.builtin import IndexType, i8, i64
+from xdsl.dialects.builtin import IndexType, f32, i8, i64
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
@@ -21,9 +21,11 @@ from tilewright.transforms.linalg.emit import (
     BodyFunction,
     Emitter,
     broadcast_map,
+    element_of,
     tag,
     zero_point,
 )
+from tilewright.transforms.linalg.half import HalfOutput, without_bias
 from tilewright.transforms.linalg.rounding import Output, WideSum, scalar_tags
 
 WIDEST = 255
@@ -94,9 +96,35 @@ def lower_lut(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValu
     return tag(_map_codes(emit, op, [source], "lut", body), "lut", {})
 
 
+def lower_half_binary(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
+    """Lower an fp16 `top.add`, `sub`, `mul`, `min` or `max`: in f32, clamped, rounded once."""
+    function, output = op.name.removeprefix("top."), HalfOutput.of(op)
+
+    def body(inner: Body) -> SSAValue:
+        a, b = (inner.extend(value, f32) for value in inner.args[:2])
+        operation = {
+            "add": inner.plus,
+            "sub": inner.minus,
+            "mul": inner.times,
+            "min": inner.smaller,
+            "max": inner.larger,
+        }[function]
+        return output.finish(inner, operation(a, b))
+
+    result = _map_codes(emit, op, operands, function, body)
+    return tag(result, "eltwise", {"function": function, **output.tags})
+
+
+def lower_half_function(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
+    """Lower an fp16 function of one value."""
+    output = HalfOutput.of_function(op)
+    result = _map_codes(emit, op, operands, "function", without_bias(output))
+    return tag(result, "copy", {"function": output.function, **output.tags})
+
+
 def _map_codes(
     emit: Emitter, op: Operation, operands: list[SSAValue], role: str, body: BodyFunction
 ) -> SSAValue:
     shape = shape_of(op.results[0])
     inputs = [(value, broadcast_map(shape_of(value), shape)) for value in operands]
-    return emit.elementwise(role, inputs, shape, i8, body)
+    return emit.elementwise(role, inputs, shape, element_of(op.results[0]), body)

@@ -13,13 +13,17 @@ from collections.abc import Callable, Mapping, Sequence
 from xdsl.dialects import arith, tensor
 from xdsl.dialects.builtin import (
     AffineMapAttr,
+    AnyFloat,
     ArrayAttr,
+    FloatAttr,
     IndexType,
     IntegerAttr,
     IntegerType,
     StringAttr,
     TensorType,
+    f32,
     i8,
+    i32,
     i64,
 )
 from xdsl.dialects.linalg import ops as linalg
@@ -31,6 +35,7 @@ from tilewright.dialects.quant import UniformType, quantised, shape_of
 
 Shape = tuple[int, ...]
 Results = Sequence[AffineExpr | int]
+Scalar = IntegerType | IndexType | AnyFloat
 
 
 def storage_type(kind: Attribute) -> Attribute:
@@ -40,9 +45,36 @@ def storage_type(kind: Attribute) -> Attribute:
     return kind
 
 
+def element_of(value: SSAValue) -> Attribute:
+    """Return the type of a tensor's elements as stored at the linalg level (of a scalar: its own).
+
+    Everything that depends on the number type - widths of elements and sums, float or integer
+    arithmetic - follows from it.
+    """
+    kind = storage_type(value.type)
+    return kind.element_type if isinstance(kind, TensorType) else kind
+
+
+def is_float(kind: Attribute) -> bool:
+    """Tell whether a scalar type is a float."""
+    return isinstance(kind, AnyFloat)
+
+
+def accumulator_of(element: Attribute) -> Scalar:
+    """Return the type that products of `element` are summed in: i32 of codes, f32 of fp16."""
+    return f32 if is_float(element) else i32
+
+
+def number_attribute(value: float, kind: Scalar) -> IntegerAttr | FloatAttr:
+    """Return `value` as an attribute of `kind`."""
+    if isinstance(kind, AnyFloat):
+        return FloatAttr(float(value), kind)
+    return IntegerAttr(int(value), kind)
+
+
 def zero_point(value: SSAValue) -> int:
-    """Return the zero point in the type of a quantised value."""
-    return quantised(value).zero
+    """Return the code that stands for zero in the type of a value; 0 for floats."""
+    return 0 if is_float(element_of(value)) else quantised(value).zero
 
 
 def dims(count: int) -> list[AffineExpr]:
@@ -83,25 +115,43 @@ class Body:
         self.block.add_op(op)
         return op.results[0]
 
-    def constant(self, value: int, kind: IntegerType | IndexType) -> SSAValue:
+    def constant(self, value: float, kind: Scalar) -> SSAValue:
         """Return `value` as a constant of `kind`."""
-        return self.add(arith.ConstantOp(IntegerAttr(value, kind)))
+        return self.add(arith.ConstantOp(number_attribute(value, kind)))
 
-    def extend(self, value: SSAValue, kind: IntegerType) -> SSAValue:
-        """Sign-extend to `kind` (unchanged if it already is of that type)."""
-        return value if value.type == kind else self.add(arith.ExtSIOp(value, kind))
+    def extend(self, value: SSAValue, kind: Scalar) -> SSAValue:
+        """Sign-extend, or widen a float, to `kind` (unchanged if it already is of that type)."""
+        if value.type == kind:
+            return value
+        if isinstance(kind, AnyFloat):
+            return self.add(arith.ExtFOp(value, kind))
+        assert isinstance(kind, IntegerType)
+        return self.add(arith.ExtSIOp(value, kind))
 
     def plus(self, left: SSAValue, right: SSAValue) -> SSAValue:
-        """Wrapping sum."""
-        return self.add(arith.AddiOp(left, right))
+        """Sum; of integers it wraps."""
+        kind = arith.AddfOp if is_float(left.type) else arith.AddiOp
+        return self.add(kind(left, right))
 
     def minus(self, left: SSAValue, right: SSAValue) -> SSAValue:
-        """Wrapping difference."""
-        return self.add(arith.SubiOp(left, right))
+        """Difference; of integers it wraps."""
+        kind = arith.SubfOp if is_float(left.type) else arith.SubiOp
+        return self.add(kind(left, right))
 
     def times(self, left: SSAValue, right: SSAValue) -> SSAValue:
-        """Wrapping product."""
-        return self.add(arith.MuliOp(left, right))
+        """Product; of integers it wraps."""
+        kind = arith.MulfOp if is_float(left.type) else arith.MuliOp
+        return self.add(kind(left, right))
+
+    def larger(self, left: SSAValue, right: SSAValue) -> SSAValue:
+        """Signed maximum."""
+        kind = arith.MaximumfOp if is_float(left.type) else arith.MaxSIOp
+        return self.add(kind(left, right))
+
+    def smaller(self, left: SSAValue, right: SSAValue) -> SSAValue:
+        """Signed minimum."""
+        kind = arith.MinimumfOp if is_float(left.type) else arith.MinSIOp
+        return self.add(kind(left, right))
 
     def code_offset(self, code: SSAValue, zero: int, kind: IntegerType) -> SSAValue:
         """Return `code - zero`, extended to `kind` first."""
@@ -113,7 +163,7 @@ class Body:
         return self.add(linalg.IndexOp(axis))
 
 
-Tags = Mapping[str, int | str | Sequence[int]]
+Tags = Mapping[str, int | float | str | Sequence[int]]
 
 
 def tag(value: SSAValue, kind: str, tags: Tags) -> SSAValue:
@@ -129,6 +179,8 @@ def tag(value: SSAValue, kind: str, tags: Tags) -> SSAValue:
             owner.attributes[name] = StringAttr(item)
         elif isinstance(item, int):
             owner.attributes[name] = IntegerAttr(item, i64)
+        elif isinstance(item, float):
+            owner.attributes[name] = FloatAttr(item, f32)
         else:
             owner.attributes[name] = ArrayAttr([IntegerAttr(number, i64) for number in item])
     return value
@@ -151,15 +203,15 @@ class Emitter:
         self.block.add_op(op)
         return op.results[0]
 
-    def constant(self, value: int, kind: IntegerType) -> SSAValue:
+    def constant(self, value: float, kind: Scalar) -> SSAValue:
         """Return `value` as a scalar constant."""
-        return self.add(arith.ConstantOp(IntegerAttr(value, kind)), "constant")
+        return self.add(arith.ConstantOp(number_attribute(value, kind)), "constant")
 
     def empty(self, shape: Shape, element: Attribute) -> SSAValue:
         """Return a tensor whose contents nothing reads."""
         return self.add(tensor.EmptyOp([], TensorType(element, shape)), "empty")
 
-    def filled(self, value: int, shape: Shape, element: IntegerType) -> SSAValue:
+    def filled(self, value: float, shape: Shape, element: Scalar) -> SSAValue:
         """Return a tensor of `value` everywhere."""
         scalar = self.constant(value, element)
         target = self.empty(shape, element)
@@ -179,7 +231,7 @@ class Emitter:
         """
         operands = [*(value for value, _ in inputs), output[0]]
         maps = [*(item for _, item in inputs), output[1]]
-        block = Block(arg_types=[_element(value) for value in operands])
+        block = Block(arg_types=[element_of(value) for value in operands])
         region = Body(block)
         block.add_op(linalg.YieldOp(body(region)))
         iterators = [
@@ -208,8 +260,10 @@ class Emitter:
         target = self.empty(shape, element)
         return self.generic(role, inputs, (target, AffineMap.identity(len(shape))), body)
 
-    def pad(self, value: SSAValue, low: Sequence[int], high: Sequence[int], fill: int) -> SSAValue:
-        """Surround a code tensor by `fill`; returns `value` itself if there is nothing to add."""
+    def pad(
+        self, value: SSAValue, low: Sequence[int], high: Sequence[int], fill: float
+    ) -> SSAValue:
+        """Surround a tensor by `fill`; returns `value` itself if there is nothing to add."""
         if not any(low) and not any(high):
             return value
         shape = shape_of(value)
@@ -217,17 +271,19 @@ class Emitter:
             size + before + after for size, before, after in zip(shape, low, high, strict=True)
         ]
         block = Block(arg_types=[IndexType()] * len(shape))
-        scalar = Body(block).constant(fill, i8)
+        element = element_of(value)
+        assert isinstance(element, IntegerType | AnyFloat)
+        scalar = Body(block).constant(fill, element)
         block.add_op(tensor.YieldOp(scalar))
         op = tensor.PadOp(
-            value, [], [], Region(block), list(low), list(high), TensorType(i8, sizes)
+            value, [], [], Region(block), list(low), list(high), TensorType(element, sizes)
         )
         return self.add(op, "pad")
 
     def expand(self, value: SSAValue, groups: Sequence[Sequence[int]]) -> SSAValue:
         """Split each axis of `value` into the sizes given for it."""
         sizes = [size for group in groups for size in group]
-        kind = TensorType(_element(value), sizes)
+        kind = TensorType(element_of(value), sizes)
         op = tensor.ExpandShapeOp(
             value, [], _reassociation([len(group) for group in groups]), sizes, kind
         )
@@ -245,15 +301,10 @@ class Emitter:
             position += count
         op = tensor.CollapseShapeOp.build(
             operands=[value],
-            result_types=[TensorType(_element(value), sizes)],
+            result_types=[TensorType(element_of(value), sizes)],
             properties={"reassociation": _reassociation(counts)},
         )
         return self.add(op, "reshape")
-
-
-def _element(value: SSAValue) -> Attribute:
-    kind = value.type
-    return kind.element_type if isinstance(kind, TensorType) else kind
 
 
 def _reassociation(counts: Sequence[int]) -> ArrayAttr[ArrayAttr[IntegerAttr]]:

@@ -35,9 +35,11 @@ from xdsl.printer import Printer
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext, compile_context
+from tilewright.spec.isa import FUNCTIONS
 from tilewright.transforms.linalg import convolution, elementwise, movers, pooling, resize
 from tilewright.transforms.linalg.attributes import find, layer_name, text
 from tilewright.transforms.linalg.emit import Emitter, storage_type
+from tilewright.transforms.linalg.half import CLAMPS, is_half
 
 Lowering = Callable[[Emitter, Operation, list[SSAValue]], SSAValue]
 
@@ -59,7 +61,23 @@ LOWERINGS: dict[str, Lowering] = {
     "top.slice": movers.lower_slice,
     "top.pad": movers.lower_pad,
 }
-"""One builder for each op that a TPU segment may hold."""
+"""One builder for each op of codes that a TPU segment may hold, and for those that only move."""
+
+HALF_LOWERINGS: dict[str, Lowering] = {
+    "top.conv": convolution.lower_conv,
+    "top.linear": convolution.lower_linear,
+    "top.matmul": convolution.lower_matmul,
+    "top.avg_pool": pooling.lower_avg_pool,
+    **{
+        f"top.{name}": elementwise.lower_half_binary for name in ("add", "sub", "mul", "min", "max")
+    },
+    **{
+        f"top.{name}": elementwise.lower_half_function
+        for name in (*FUNCTIONS, *CLAMPS)
+        if name != "none"
+    },
+}
+"""Builders of `top` ops that compute in fp16."""
 
 DROPPED = ("onnx.", "tilewright.calibration")
 """Module attributes of higher levels; upstream cannot read the empty key of `onnx.opset`."""
@@ -228,6 +246,8 @@ class _Graph:
         for op in segment.ops:
             layer = layer_name(op)
             lowering = LOWERINGS.get(op.name)
+            if lowering is None and is_half(op):
+                lowering = HALF_LOWERINGS.get(op.name)
             if lowering is None:
                 raise TilewrightError(
                     "E0402",

@@ -1,15 +1,23 @@
-"""Lower the `top` ops that only move codes: reshape, transpose, concat, slice, pad."""
+"""Lower the `top` ops that only move elements: reshape, transpose, concat, slice, pad."""
 
 from __future__ import annotations
 
 from xdsl.dialects import tensor
-from xdsl.dialects.builtin import IndexType, TensorType, i8
+from xdsl.dialects.builtin import IndexType, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import shape_of
 from tilewright.transforms.linalg.attributes import integer, ints, layer_name, number, text
-from tilewright.transforms.linalg.emit import Body, Emitter, affine_map, dims, tag, zero_point
+from tilewright.transforms.linalg.emit import (
+    Body,
+    Emitter,
+    affine_map,
+    dims,
+    element_of,
+    tag,
+    zero_point,
+)
 
 
 def lower_reshape(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -17,7 +25,7 @@ def lower_reshape(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSA
     value, target = operands[0], shape_of(op.results[0])
     source = shape_of(value)
     if source == target:
-        return emit.add(tensor.CastOp(value, TensorType(i8, target)), "reshape")
+        return emit.add(tensor.CastOp(value, TensorType(element_of(value), target)), "reshape")
     if len(source) > 1:
         value = emit.collapse(value, [len(source)])
     elif not source:
@@ -32,14 +40,16 @@ def lower_transpose(emit: Emitter, op: Operation, operands: list[SSAValue]) -> S
     perm, shape = ints(op, "perm"), shape_of(op.results[0])
     space = dims(len(shape))
     reads = affine_map(len(shape), [space[perm.index(axis)] for axis in range(len(shape))])
-    result = emit.elementwise("transpose", [(operands[0], reads)], shape, i8, _first)
+    result = emit.elementwise(
+        "transpose", [(operands[0], reads)], shape, element_of(operands[0]), _first
+    )
     return tag(result, "copy", {"perm": perm})
 
 
 def lower_concat(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
     """Insert the operands one behind the other along `axis`."""
     axis, shape = integer(op, "axis"), shape_of(op.results[0])
-    result, position = emit.empty(shape, i8), 0
+    result, position = emit.empty(shape, element_of(operands[0])), 0
     for value in operands:
         offsets = [0] * len(shape)
         offsets[axis] = position
@@ -64,9 +74,9 @@ def lower_slice(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAVa
         for axis, (start, step) in enumerate(zip(starts, steps, strict=True)):
             steps_taken = inner.times(inner.index(axis), inner.constant(step, IndexType()))
             at.append(inner.plus(steps_taken, inner.constant(start, IndexType())))
-        return inner.add(tensor.ExtractOp(source, at, i8))
+        return inner.add(tensor.ExtractOp(source, at, element_of(source)))
 
-    return emit.elementwise("slice", [], shape, i8, body)
+    return emit.elementwise("slice", [], shape, element_of(source), body)
 
 
 def lower_pad(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
@@ -95,7 +105,9 @@ def lower_pad(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValu
         )
         low, high = ([max(amount, 0) for amount in pads] for pads in (low, high))
     elif not any(low) and not any(high):
-        return emit.add(tensor.CastOp(source, TensorType(i8, shape_of(source))), "pad")
+        return emit.add(
+            tensor.CastOp(source, TensorType(element_of(source), shape_of(source))), "pad"
+        )
     return emit.pad(source, low, high, zero_point(op.operands[0]))
 
 

@@ -1,4 +1,4 @@
-"""Lower `quant.avg_pool`, and `top.max_pool` of codes.
+"""Lower average pools, and `top.max_pool` of codes and fp16.
 
 The kernel's size is carried by a `tensor.empty` operand that only bounds the loops, as upstream's
 own pooling ops do.
@@ -8,46 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import arith
-from xdsl.dialects.builtin import IntegerType, i8, i32
-from xdsl.ir import Operation, SSAValue
-from xdsl.ir.affine import AffineMap
+import numpy as np
+from xdsl.dialects.builtin import AnyFloat, IntegerType
+from xdsl.ir import Attribute, Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import shape_of
 from tilewright.transforms.linalg.attributes import ints, layer_name
-from tilewright.transforms.linalg.convolution import image, layout_of, pad_window
+from tilewright.transforms.linalg.convolution import finish_scalar, image, layout_of, pad_window
 from tilewright.transforms.linalg.emit import (
     Body,
     BodyFunction,
     Emitter,
+    Scalar,
+    accumulator_of,
     affine_map,
     dims,
+    element_of,
+    is_float,
     tag,
     zero_point,
 )
-from tilewright.transforms.linalg.rounding import Output, requantise_scalar, scalar_tags
+from tilewright.transforms.linalg.half import LOWEST
 
 LOWEST_CODE = -128
 
 
 def lower_avg_pool(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
-    """Sum each window in i32 (padding holds the zero point), then requantise."""
-    shape = shape_of(op.results[0])
+    """Sum each window (padding holds the zero point).
+
+    Codes are summed in i32, then requantised. In fp16 every element is multiplied by the window's
+    reciprocal, rounded to fp16 as all weights are, and summed in f32.
+    """
+    source = operands[0]
+    wide = accumulator_of(element_of(source))
+    kernel = ints(op, "kernel")
+    weight = float(np.float16(1.0 / (kernel[0] * kernel[1])))
 
     def body(inner: Body) -> SSAValue:
-        code, _, acc = inner.args
-        return inner.plus(acc, inner.extend(code, i32))
+        value, _, acc = inner.args
+        value = inner.extend(value, wide)
+        if is_float(wide):
+            value = inner.times(value, inner.constant(weight, wide))
+        return inner.plus(acc, value)
 
-    padding = zero_point(op.operands[0])
-    acc = _pool(emit, op, operands[0], [1, 1], padding, (0, i32), "sum", body)
-    tail = requantise_scalar(op, Output.of(op))
-    result = emit.elementwise("requantise", [(acc, AffineMap.identity(4))], shape, i8, tail)
-    return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))
+    acc = _pool(emit, op, source, [1, 1], zero_point(op.operands[0]), (0, wide), "sum", body)
+    if is_float(wide):
+        tag(acc, "sum", {"weight": weight})
+    return finish_scalar(emit, op, acc)
 
 
 def lower_max_pool(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SSAValue:
-    """Take the largest code of each window; padding holds -128.
+    """Take the largest element of each window; padding holds `lowest`.
 
     Raises:
         TilewrightError: E0402, the pool also gives indices, or is not two-dimensional.
@@ -61,11 +73,19 @@ def lower_max_pool(emit: Emitter, op: Operation, operands: list[SSAValue]) -> SS
         )
 
     def body(inner: Body) -> SSAValue:
-        code, _, best = inner.args
-        return inner.add(arith.MaxSIOp(code, best))
+        value, _, best = inner.args
+        return inner.larger(value, best)
 
     dilations = ints(op, "dilations", [1, 1])
-    return _pool(emit, op, operands[0], dilations, LOWEST_CODE, (LOWEST_CODE, i8), "max", body)
+    element = element_of(operands[0])
+    assert isinstance(element, IntegerType | AnyFloat)
+    start = lowest(element)
+    return _pool(emit, op, operands[0], dilations, start, (start, element), "max", body)
+
+
+def lowest(element: Attribute) -> float:
+    """Return what padding of a maximum holds."""
+    return LOWEST if is_float(element) else LOWEST_CODE
 
 
 def _pool(
@@ -73,8 +93,8 @@ def _pool(
     op: Operation,
     source: SSAValue,
     dilations: Sequence[int],
-    padding: int,
-    start: tuple[int, IntegerType],
+    padding: float,
+    start: tuple[float, Scalar],
     role: str,
     body: BodyFunction,
 ) -> SSAValue:
@@ -91,7 +111,7 @@ def _pool(
     n, h, w, c = (space[order.index(which)] for which in range(4))
     kh, kw = space[4:]
     rows, columns = h * strides[0] + kh * dilations[0], w * strides[1] + kw * dilations[1]
-    window = emit.empty((kernel[0], kernel[1]), i8)
+    window = emit.empty((kernel[0], kernel[1]), element_of(source))
     result = emit.generic(
         role,
         [

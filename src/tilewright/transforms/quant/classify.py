@@ -279,8 +279,8 @@ HOST_REASONS = {
 """Reasons for ops that never have an integer form."""
 
 
-def host_reason(op: Operation, weights: WeightStore) -> str | None:
-    """Return why `op` stays float on the host, or None if it has an integer form."""
+def operands_reason(op: Operation) -> str | None:
+    """Return why the types of `op` keep it on the host: not float32, empty, or all constant."""
     for value in (*op.operands, *op.results):
         if is_absent(value):
             continue
@@ -291,6 +291,14 @@ def host_reason(op: Operation, weights: WeightStore) -> str | None:
             return "a tensor is empty"
     if not any(not is_absent(value) and not is_constant(value) for value in op.operands):
         return "all its operands are constants"
+    return None
+
+
+def host_reason(op: Operation, weights: WeightStore) -> str | None:
+    """Return why `op` stays float on the host, or None if it has an integer form."""
+    reason = operands_reason(op)
+    if reason is not None:
+        return reason
     rule = RULES.get(op.name)
     if rule is None:
         kind = op.name.removeprefix("top.")

@@ -12,9 +12,10 @@ Nothing may overflow: weights are checked here, activations against the calibrat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from typing_extensions import override
@@ -27,6 +28,7 @@ from xdsl.passes import ModulePass
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
 from tilewright.dialects.quant import shape_of
+from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.ir.context import compile_context
 from tilewright.quant.functions import FUNCTIONS
 from tilewright.quant.graph import argument_names, layer_of, main_function
@@ -36,6 +38,7 @@ from tilewright.transforms.quant.classify import (
     constant_name,
     host_reason,
     is_constant,
+    operands_reason,
     place,
 )
 from tilewright.transforms.quant.scales import value_names
@@ -52,19 +55,51 @@ OVERFLOW = 65520.0
 FLOAT_FUNCTIONS = frozenset({*isa.FUNCTIONS, "relu", "clip"}) - {"none"}
 """Functions of one value that the vector unit has in fp16; ReLU and Clip are its clamp."""
 
+BINARY = ("top.add", "top.sub", "top.mul", "top.min", "top.max")
+"""Operations of two values that the vector unit has in fp16."""
+
+LARGEST_WINDOW = 1 << 14
+"""Elements of a window whose reciprocal is a normal fp16 number: an average is a weighted sum."""
+
 
 def half_reason(op: Operation, weights: WeightStore) -> str | None:
     """Return why `op` stays float32 on the host, or None if the device has it in fp16."""
     function = op.name.removeprefix("top.")
     if function in FUNCTIONS and function != "pow":
-        if function not in FLOAT_FUNCTIONS:
-            return f"{function} is no fp16 function of the vector unit"
-        kind = op.results[0].type
-        wide = isinstance(kind, TensorType) and kind.element_type == f32
-        return None if wide else f"it works on {kind} values"
-    if op.name in ("top.div", "top.pow"):
+        return operands_reason(op) or _function_reason(op, function)
+    if op.name in BINARY:
+        return operands_reason(op)
+    if op.name in ("top.div", "top.pow", "top.prelu", "top.resize"):
         return f"{function} has no fp16 form"
-    return host_reason(op, weights)
+    reason = host_reason(op, weights)
+    if reason is None and op.name in ("top.avg_pool", "top.reduce"):
+        window = _window(op)
+        if window > LARGEST_WINDOW:
+            reason = f"its windows of {window} elements are too large to average in fp16"
+    return reason
+
+
+def _function_reason(op: Operation, function: str) -> str | None:
+    """Return why a function of one value is not what the vector unit computes."""
+    if function not in FLOAT_FUNCTIONS:
+        return f"{function} is no fp16 function of the vector unit"
+    attrs = Attrs(op.attributes)
+    if function == "hard_sigmoid":
+        alpha, beta = attrs.number("alpha") or 0.0, attrs.number("beta") or 0.0
+        if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
+            return f"the vector unit's slope is 1/6 and its offset 1/2, not {alpha:g} and {beta:g}"
+    if function == "gelu" and attrs.string("approximate", "none") != "none":
+        return "the vector unit's gelu is the exact one"
+    return None
+
+
+def _window(op: Operation) -> int:
+    """Return how many elements an average pool or a reduction adds up."""
+    attrs = Attrs(op.attributes)
+    if op.name == "top.avg_pool":
+        return math.prod(attrs.ints("kernel"))
+    shape = shape_of(op.operands[0])
+    return math.prod(shape[axis] for axis in attrs.ints("axes"))
 
 
 class _Converter:
@@ -100,6 +135,16 @@ class _Converter:
                 hint="compile for int8, or scale the model's input",
             )
 
+    def narrow(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return a constant rounded to fp16.
+
+        Raises:
+            TilewrightError: E0304, it overflows.
+        """
+        if array.size and not float(np.abs(array).max()) < OVERFLOW:
+            raise TilewrightError("E0304", f'constant "{name}" overflows fp16')
+        return array.astype(np.float16)
+
     def as_half(self, value: SSAValue) -> SSAValue:
         """Return the fp16 form of a value."""
         if value in self.half:
@@ -107,10 +152,8 @@ class _Converter:
         kind = TensorType(f16, shape_of(value))
         if is_constant(value):
             name = constant_name(value)
-            array = self.ctx.weights.get(name)
-            if array.size and not float(np.abs(array).max()) < OVERFLOW:
-                raise TilewrightError("E0304", f'constant "{name}" overflows fp16')
-            stored = self.ctx.weights.add(f"{name}.f16", array.astype(np.float16))
+            array = self.narrow(name, self.ctx.weights.get(name))
+            stored = self.ctx.weights.add(f"{name}.f16", array)
             op = top.create(top.WeightOp, [], name=stored, result_types=[kind])
         else:
             self.check(value)
@@ -135,15 +178,30 @@ class _Converter:
             self.floats[value] = self.append(op)
         return self.floats[value]
 
+    def constant(self, name: str, array: np.ndarray[Any, Any], element: Attribute) -> SSAValue:
+        """Store `array` under a name like `name` and return it as a `top.weight`."""
+        stored = self.ctx.weights.add(name, array)
+        kind = TensorType(element, array.shape)
+        return self.append(top.create(top.WeightOp, [], name=stored, result_types=[kind]))
+
     def convert(self, op: Operation) -> None:
         """Append `op` in fp16."""
-        mac = op.name in ("top.conv", "top.linear")
-        operands: list[SSAValue] = []
-        for index, value in enumerate(op.operands):
-            bias = mac and index == 2
-            operands.append(self.as_float(value) if bias else self.as_half(value))
         for result in op.results:
             self.check(result)
+        if op.name in ("top.conv", "top.linear"):
+            self.half[op.results[0]] = self._product(op, type(op), self.as_half(op.operands[1]))
+        elif op.name == "top.matmul" and _is_matrix(op):
+            name = constant_name(op.operands[1])
+            matrix = np.ascontiguousarray(self.ctx.weights.get(name).T)
+            weight = self.constant(f"{name}.f16", self.narrow(name, matrix), f16)
+            self.half[op.results[0]] = self._product(op, top.LinearOp, weight)
+        elif op.name == "top.reduce":
+            self._reduce(op)
+        else:
+            self._same(op, [self.as_half(value) for value in op.operands])
+        self.ctx.decide(layer_of(op), STAGE, True, "computed in fp16")
+
+    def _same(self, op: Operation, operands: list[SSAValue]) -> None:
         made = type(op).create(
             operands=operands,
             result_types=[TensorType(f16, shape_of(result)) for result in op.results],
@@ -151,7 +209,70 @@ class _Converter:
         )
         self.block.add_op(made)
         self.half.update(zip(op.results, made.results, strict=True))
-        self.ctx.decide(layer_of(op), STAGE, True, "computed in fp16")
+
+    def _product(self, op: Operation, kind: type[Operation], weight: SSAValue) -> SSAValue:
+        """Append a product with constant weights; a bias that is absent becomes zeros."""
+        channels = shape_of(weight)[0]
+        if len(op.operands) > 2 and not is_absent(op.operands[2]):
+            bias = self.as_float(op.operands[2])
+        else:
+            bias = self.constant(f"{layer_of(op)}.bias", np.zeros(channels, np.float32), f32)
+        made = kind.create(
+            operands=[self.as_half(op.operands[0]), weight, bias],
+            result_types=[TensorType(f16, shape_of(op.results[0]))],
+            attributes=op.attributes,
+        )
+        return self.append(made)
+
+    def _reduce(self, op: Operation) -> None:
+        """Append a mean as an average pool over an image of a fitting shape.
+
+        A sum is the mean times the count.
+        """
+        attrs, layer = Attrs(op.attributes), layer_of(op)
+        axes, source = attrs.ints("axes"), shape_of(op.operands[0])
+        value, layout = self.as_half(op.operands[0]), "nhwc"
+        first, last = axes[0], axes[-1] + 1
+        if len(source) == 4 and axes == (1, 2):
+            window, pooled = (source[1], source[2]), (source[0], 1, 1, source[3])
+        else:
+            lead, middle, tail = (
+                math.prod(part) for part in (source[:first], source[first:last], source[last:])
+            )
+            window, pooled = (middle, 1), (lead, 1, 1, tail)
+            value = self._reshape(value, (lead, middle, 1, tail), f"{layer}/image")
+        divide, shape = attrs.string("kind") == "mean", shape_of(op.results[0])
+        pool = top.create(
+            top.AvgPoolOp,
+            [value],
+            {
+                "kernel": window,
+                "strides": (1, 1),
+                "pads": (0, 0, 0, 0),
+                "dilations": (1, 1),
+                "ceil_mode": False,
+                "count_include_pad": False,
+                "layout": layout,
+            },
+            name=layer if divide else f"{layer}/mean",
+            result_types=[TensorType(f16, pooled)],
+        )
+        if divide and "fused" in op.attributes:
+            pool.attributes["fused"] = op.attributes["fused"]
+        value = self.append(pool)
+        if not divide:
+            count = self.constant(f"{layer}.count", np.array(math.prod(window), np.float16), f16)
+            kind = TensorType(f16, pooled)
+            value = self.append(
+                top.create(top.MulOp, [value, count], name=layer, result_types=[kind])
+            )
+        self.half[op.results[0]] = self._reshape(value, shape, f"{layer}/reshape")
+
+    def _reshape(self, value: SSAValue, shape: tuple[int, ...], name: str) -> SSAValue:
+        if shape_of(value) == shape:
+            return value
+        kind = TensorType(f16, shape)
+        return self.append(top.create(top.ReshapeOp, [value], name=name, result_types=[kind]))
 
     def keep(self, op: Operation, reason: str | None) -> None:
         """Append a copy of `op` in float32; `reason` is None for constants."""
@@ -161,6 +282,12 @@ class _Converter:
             self.ctx.decide(layer_of(op), STAGE, False, reason)
         self.block.add_op(clone)
         self.floats.update(zip(op.results, clone.results, strict=True))
+
+
+def _is_matrix(op: Operation) -> bool:
+    """Tell whether a `top.matmul` has a constant matrix on the right: it is a linear layer."""
+    weight = op.operands[1]
+    return is_constant(weight) and len(shape_of(weight)) == 2 and not is_constant(op.operands[0])
 
 
 def convert_module(ctx: CompileContext, module: ModuleOp, largest: Mapping[str, float]) -> None:
