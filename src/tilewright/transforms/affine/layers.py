@@ -165,7 +165,7 @@ class Segment:
                 vector.lower_rescale(buffers, op)
             case "pool":
                 _need_nhwc(op)
-                source, pad = _unpadded(op.inputs[0])
+                source, pad = _unpadded(op)
                 vector.lower_pool(buffers, op, source, pad)
             case "resize":
                 _need_nhwc(op)
@@ -207,7 +207,7 @@ class Segment:
         if lut is not None:
             self._fused.add(lut)
             result = lut.results[0]
-        source, pad = _unpadded(reduce.inputs[0])
+        source, pad = _unpadded(reduce)
         problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
         tiling = self._choose(buffers, layer, problem)
         parameters = self._scalars.get(op) or tuple(buffers.of(v) for v in op.inputs[1:4])
@@ -362,12 +362,12 @@ def _is_alias(op: Operation) -> bool:
     )
 
 
-def _unpadded(value: SSAValue) -> tuple[SSAValue, tensor.PadOp | None]:
+def _unpadded(op: GenericOp) -> tuple[SSAValue, tensor.PadOp | None]:
     """Return the image a window operation reads, before padding and grouping, and its padding."""
-    reader = text(next(iter(value.uses)).operation, "layer")
-    if isinstance(value.owner, tensor.ExpandShapeOp) and text(value.owner, "layer") == reader:
+    value, layer = op.inputs[0], text(op, "layer")
+    if isinstance(value.owner, tensor.ExpandShapeOp) and text(value.owner, "layer") == layer:
         value = value.owner.operands[0]
-    if isinstance(value.owner, tensor.PadOp) and text(value.owner, "layer") == reader:
+    if isinstance(value.owner, tensor.PadOp) and text(value.owner, "layer") == layer:
         return value.owner.source, value.owner
     return value, None
 
