@@ -144,6 +144,17 @@ class Node:
             raise UnknownOperandError(index, f"{what} must be known at compile time")
         return array
 
+    def needs_scalar(self, index: int, what: str) -> Array:
+        """Return operand `index` as a rank-0 array; it must be one constant number."""
+        array = self.needs_constant(index, what)
+        if array.size != 1:
+            raise RefusedError(f"{what} must be one number, has shape {list(array.shape)}")
+        return array.reshape(())
+
+    def needs_ints(self, index: int, what: str) -> list[int]:
+        """Return operand `index` as a list of integers; it must be a constant."""
+        return [int(item) for item in self.needs_constant(index, what).reshape(-1)]
+
     def settled(self, *indices: int) -> None:
         """Count operands as read whose meaning is in the result's type (a target shape)."""
         self._untouched.difference_update(indices)

@@ -275,7 +275,7 @@ def _softmax(node: Node) -> SSAValue:
 @rule("CumSum")
 def _cumsum(node: Node) -> SSAValue:
     x = node.operand(0)
-    axis = axis_of(int(node.needs_constant(1, "the axis").reshape(())), len(shape_of(x)))
+    axis = axis_of(int(node.needs_scalar(1, "the axis")), len(shape_of(x)))
     flags = {key: bool(node.integer(key, 0)) for key in ("exclusive", "reverse")}
     return node.emit("cumsum", [x], {"axis": axis, **flags})
 
@@ -285,7 +285,7 @@ def _trilu(node: Node) -> SSAValue:
     """A constant mask keeps one triangle."""
     x = node.operand(0)
     shape = shape_of(x)
-    k = int(node.needs_constant(1, "the diagonal").reshape(())) if node.given(1) else 0
+    k = int(node.needs_scalar(1, "the diagonal")) if node.given(1) else 0
     triangle = np.triu if node.integer("upper", 1) else np.tril
     if np.prod(shape[-2:], dtype=object) > MAX_MADE_ELEMENTS:
         raise RefusedError(f"it needs a mask of shape {list(shape[-2:])}")
@@ -309,7 +309,7 @@ def _lp_normalization(node: Node) -> SSAValue:
 @rule("OneHot")
 def _one_hot(node: Node) -> SSAValue:
     """Compare indices with a ramp; negative ones count from the end, others give `off`."""
-    depth = int(node.needs_constant(1, "the depth").reshape(()))
+    depth = int(node.needs_scalar(1, "the depth"))
     indices, values = node.operand(0), node.operand(2)
     rank = len(shape_of(indices)) + 1
     axis = axis_of(node.integer("axis", -1), rank)

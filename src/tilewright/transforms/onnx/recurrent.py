@@ -78,12 +78,14 @@ def _recurrent(node: Node) -> list[SSAValue | None]:
         raise RefusedError("`clip` is not supported")
     node.must_be("input_forget", 0, [0], "coupled gates are not supported")
     x = node.operand(0)
-    if batch_first:
+    if batch_first and len(shape_of(x)) == 3:
         x = node.emit("transpose", [x], {"perm": [1, 0, 2]})
-    steps, batch, _ = shape_of(x)
     weights = node.needs_constant(1, "the weights `W`")
     recurrence = node.needs_constant(2, "the weights `R`")
     count = GATES[node.op_type]
+    if len(shape_of(x)) != 3 or weights.ndim != 3 or recurrence.ndim != 3:
+        raise RefusedError("`X`, `W` and `R` must be of rank 3")
+    steps, batch, _ = shape_of(x)
     hidden = recurrence.shape[-1]
     if node.integer("hidden_size", hidden) != hidden:
         raise RefusedError(f"`hidden_size` is not the {hidden} of `R`")
@@ -131,7 +133,13 @@ def _directions(node: Node, weights: Array, recurrence: Array, shape: Shape) -> 
     bias = np.zeros((len(flags), 2 * rows), weights.dtype)
     if node.given(3):
         bias = node.needs_constant(3, "the bias `B`")
+        if bias.shape != (len(flags), 2 * rows):
+            raise RefusedError(f"`B` has shape {list(bias.shape)}, needs {[len(flags), 2 * rows]}")
     peepholes = node.needs_constant(7, "the peepholes `P`") if node.given(7) else None
+    if peepholes is not None and peepholes.shape != (len(flags), 3 * shape.hidden):
+        raise RefusedError(f"`P` has shape {list(peepholes.shape)}")
+    if recurrence.shape[:2] != (len(flags), rows):
+        raise RefusedError(f"`R` of shape {list(recurrence.shape)} does not fit {kind}")
     activations = _activations(node, len(flags))
     return [
         Direction(
@@ -176,6 +184,8 @@ def _masks(node: Node, shape: Shape) -> list[SSAValue] | None:
             node.emit("greater", [column, node.scalar(step, column, "step")])
             for step in range(shape.steps)
         ]
+    if lengths.shape != (shape.batch,):
+        raise RefusedError(f"`sequence_lens` has shape {list(lengths.shape)}")
     if (lengths == shape.steps).all():
         return None
     return [

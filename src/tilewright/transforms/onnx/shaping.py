@@ -44,7 +44,7 @@ def _expand(node: Node) -> SSAValue:
 @rule("Tile")
 def _tile(node: Node) -> SSAValue:
     x = node.operand(0)
-    repeats = [int(r) for r in node.needs_constant(1, "`repeats`")]
+    repeats = node.needs_ints(1, "`repeats`")
     if all(r == 1 for r in repeats):
         return x
     return node.emit("tile", [x], {"repeats": repeats})
@@ -124,10 +124,10 @@ def _slice(node: Node) -> SSAValue:
         starts, ends, listed = node.ints("starts"), node.ints("ends"), node.ints("axes")
         steps = None
     else:
-        starts = [int(v) for v in node.needs_constant(1, "`starts`")]
-        ends = [int(v) for v in node.needs_constant(2, "`ends`")]
-        listed = [int(v) for v in node.needs_constant(3, "`axes`")] if node.given(3) else None
-        steps = [int(v) for v in node.needs_constant(4, "`steps`")] if node.given(4) else None
+        starts = node.needs_ints(1, "`starts`")
+        ends = node.needs_ints(2, "`ends`")
+        listed = node.needs_ints(3, "`axes`") if node.given(3) else None
+        steps = node.needs_ints(4, "`steps`") if node.given(4) else None
     if starts is None or ends is None:
         raise RefusedError("`starts` and `ends` are missing")
     listed = list(range(len(starts))) if listed is None else listed
@@ -159,15 +159,14 @@ def _pad(node: Node) -> SSAValue:
         pads = node.ints("pads") or node.ints("paddings") or []
         value = node.number("value", 0.0)
     else:
-        pads = [int(p) for p in node.needs_constant(1, "`pads`").reshape(-1)]
+        pads = node.needs_ints(1, "`pads`")
         if node.given(3):
             axes = [axis_of(int(a), rank) for a in node.needs_constant(3, "`axes`").reshape(-1)]
         if mode != "constant":
             # Only a constant fill has a value.
             node.settled(2)
         elif node.given(2):
-            fill = node.needs_constant(2, "the fill value")
-            value = fill.reshape(()).item()
+            value = node.needs_scalar(2, "the fill value").item()
     if len(pads) != 2 * len(axes) or len(set(axes)) != len(axes):
         raise RefusedError(f"{len(pads)} pads for axes {axes}")
     begin, end = [0] * rank, [0] * rank
@@ -231,7 +230,9 @@ def _constant_of_shape(node: Node) -> SSAValue:
     result = node.result_type()
     fill = node.tensor("value")
     node.settled(0)
-    number = np.zeros((), np.float32) if fill is None else fill.reshape(-1)[:1].reshape(())
+    if fill is not None and fill.size != 1:
+        raise RefusedError(f"`value` must be one number, has shape {list(fill.shape)}")
+    number = np.zeros((), np.float32) if fill is None else fill.reshape(())
     # A view of one element: the size costs no memory until it is written out.
     return node.weight(np.broadcast_to(number, result.get_shape()), "value")
 
@@ -252,7 +253,7 @@ def _eye_like(node: Node) -> SSAValue:
 def _topk(node: Node) -> Sequence[SSAValue | None]:
     x = node.operand(0)
     axis = axis_of(node.integer("axis", -1), len(shape_of(x)))
-    k = node.integer("k", 0) if node.opset < 10 else int(node.needs_constant(1, "`k`").reshape(()))
+    k = node.integer("k", 0) if node.opset < 10 else int(node.needs_scalar(1, "`k`"))
     attributes: dict[str, top.AttrValue] = {
         "k": k,
         "axis": axis,
@@ -299,7 +300,7 @@ def _reduce(node: Node) -> SSAValue:
     rank = len(shape_of(x))
     listed = node.ints("axes")
     if node.given(1):
-        listed = [int(a) for a in node.needs_constant(1, "`axes`").reshape(-1)]
+        listed = node.needs_ints(1, "`axes`")
     noop = bool(node.integer("noop_with_empty_axes", 0))
     if not listed:
         axes = [] if noop else list(range(rank))
@@ -322,6 +323,8 @@ def _reverse_sequence(node: Node) -> SSAValue:
     if {time, batch} != {0, 1}:
         raise RefusedError("`time_axis` and `batch_axis` must be 0 and 1")
     lengths = node.needs_constant(1, "`sequence_lens`")
+    if 0 in shape:
+        raise RefusedError("the tensor is empty")
     if lengths.shape != (shape[batch],) or lengths.min() < 0 or lengths.max() > shape[time]:
         raise RefusedError(f"`sequence_lens` {lengths.tolist()} does not fit {list(shape)}")
     steps = np.arange(shape[time])

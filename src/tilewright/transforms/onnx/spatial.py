@@ -28,9 +28,11 @@ def _per_axis(node: Node, key: str, rank: int) -> list[int]:
     return values
 
 
-def _kernel(node: Node, weights: Sequence[int]) -> list[int]:
+def _kernel(node: Node, weights: Sequence[int], rank: int) -> list[int]:
     """Return the kernel's sizes; `kernel_shape`, if given, must say the same as the weights."""
     kernel = list(weights[2:])
+    if len(kernel) != rank or not rank:
+        raise RefusedError(f"weights of shape {list(weights)} do not fit {rank} spatial axes")
     given = node.ints("kernel_shape")
     if given is not None and given != kernel:
         raise RefusedError(f"`kernel_shape` is {given}, the weights have {kernel}")
@@ -88,7 +90,7 @@ def _pads(
 def _conv(node: Node) -> SSAValue:
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     sizes = shape_of(x)[2:]
-    kernel = _kernel(node, shape_of(w))
+    kernel = _kernel(node, shape_of(w), len(sizes))
     strides = _per_axis(node, "strides", len(sizes))
     dilations = _per_axis(node, "dilations", len(sizes))
     pads = _pads(node, sizes, kernel, strides, dilations)
@@ -106,7 +108,7 @@ def _conv_transpose(node: Node) -> SSAValue:
     x, w, bias = node.operand(0), node.operand(1), node.optional(2)
     sizes = shape_of(x)[2:]
     rank = len(sizes)
-    kernel = _kernel(node, shape_of(w))
+    kernel = _kernel(node, shape_of(w), len(sizes))
     strides = _per_axis(node, "strides", rank)
     dilations = _per_axis(node, "dilations", rank)
     extra = node.ints("output_padding") or [0] * rank
@@ -411,7 +413,7 @@ def _upsample(node: Node) -> SSAValue:
     if node.opset < 9:
         scales = node.floats("scales")
     else:
-        scales = [float(s) for s in node.needs_constant(1, "the scales")]
+        scales = [float(s) for s in node.needs_constant(1, "the scales").reshape(-1)]
     if scales is None:
         raise RefusedError("`scales` is missing")
     attributes: dict[str, top.AttrValue] = {
@@ -432,7 +434,7 @@ def _resize(node: Node) -> SSAValue:
         raise RefusedError(f"`mode` is {mode!r}")
     if node.opset < 11:
         # Opset 10 has no attributes but the mode, and means asymmetric coordinates.
-        scales = [float(s) for s in node.needs_constant(1, "the scales")]
+        scales = [float(s) for s in node.needs_constant(1, "the scales").reshape(-1)]
         if mode == "nearest" and any(s < 1 and (1 / s) % 1 for s in scales):
             raise RefusedError(
                 "operator set 10 does not say which pixel is nearest when shrinking by a fraction"
