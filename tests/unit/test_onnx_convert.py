@@ -471,6 +471,20 @@ def test_window_wholly_in_padding_is_refused(op_type: str) -> None:
         assert "wholly in the padding" in refusal(model)
 
 
+def test_huge_window_is_refused_before_it_takes_memory() -> None:
+    fields: dict[str, Any] = {"kernel_shape": [1, 2**31], "auto_pad": "SAME_UPPER"}
+    assert "limit" in refusal(node_model("MaxPool", [1, 1, 4, 4], **fields))
+
+
+def test_operands_of_the_wrong_size_are_refused() -> None:
+    two: dict[str, Array] = {"a": np.array([0, 1])}
+    with pytest.raises(TilewrightError):
+        to_top(node_model("CumSum", [3], two))
+    lengths: dict[str, Array] = {"n": np.array([1, 2, 3])}
+    with pytest.raises(TilewrightError):
+        to_top(node_model("ReverseSequence", [4, 2], lengths))
+
+
 def test_window_past_the_data() -> None:
     """Newer text drops a window that begins behind the data; older shape rules keep it."""
     fields: dict[str, Any] = {"kernel_shape": [2, 2], "strides": [3, 3], "pads": [1, 1, 1, 1]}

@@ -21,6 +21,10 @@ from tilewright.transforms.onnx.base import (
 )
 
 
+MAX_WINDOW = 1 << 16
+"""Largest size or padding of a pooling window."""
+
+
 def _per_axis(node: Node, key: str, rank: int) -> list[int]:
     values = node.ints(key) or [1] * rank
     if len(values) != rank:
@@ -164,6 +168,8 @@ def _pool_attributes(node: Node) -> dict[str, top.AttrValue]:
     strides = _per_axis(node, "strides", len(sizes))
     dilations = _per_axis(node, "dilations", len(sizes))
     pads = _pads(node, sizes, kernel, strides, dilations)
+    if max(*kernel, *pads) > MAX_WINDOW:
+        raise RefusedError(f"a window of {kernel} with pads {pads}; the limit is {MAX_WINDOW}")
     return {
         "kernel": kernel,
         "strides": strides,
@@ -182,9 +188,10 @@ def _refuse_empty_windows(node: Node, attributes: dict[str, top.AttrValue]) -> N
         raise RefusedError(str(error)) from error
     for axis, (size, results) in enumerate(zip(shape_of(x)[2:], shape[2:], strict=True)):
         first = np.arange(results) * numbers.ints("strides")[axis] - numbers.ints("pads")[axis]
-        reach = np.arange(numbers.ints("kernel")[axis]) * numbers.ints("dilations")[axis]
-        places = first[:, None] + reach
-        if not ((places >= 0) & (places < size)).any(1).all():
+        dilation, kernel = numbers.ints("dilations")[axis], numbers.ints("kernel")[axis]
+        # The first element of each window that is not before the data.
+        steps = -(np.minimum(first, 0) // dilation)
+        if not ((steps < kernel) & (first + steps * dilation < size)).all():
             raise RefusedError(f"a window lies wholly in the padding of axis {axis + 2}")
 
 
