@@ -8,9 +8,13 @@ graph:
     conv2 reads sum_c w2[:, c] * y[c]  ->   w2[:, c] / k[c]
 
 `clamp` commutes with a positive factor for ReLU. An upper bound `hi` becomes `hi / k[c]` for the
-original channel; with `k[c] >= 1` and `k[c] * m[c] <= max(m)`, `m[c]` being the largest value that
-calibration saw, it still lies at or above all of them: like any threshold of a quantiser, it clips
-only what calibration did not see.
+original channel; with `k[c] >= 1` and `k[c] * m[c] <= max(m) / 2`, `m[c]` being the largest value
+that calibration saw, it still lies at twice that or above: it clips only what calibration came
+nowhere near. A channel that hardly ever fires is not known well enough for that, so gains stay
+small and channels that never fired are left alone.
+
+Not part of the default pipeline: where upper bounds are many and channels fire rarely
+(EfficientNet-Lite0) it costs more than it gains; check the float model after it.
 
 A depthwise consumer has a weight scale for each channel, so `k` fills the range. Others share a
 scale among input channels; `k` then balances activation and weight precision (geometric mean).
@@ -36,8 +40,11 @@ FloatArray = npt.NDArray[np.float64]
 
 STAGE = "equalize"
 
-LARGEST_GAIN = 64.0
-"""Channels are not raised by more: six bits of the eight are won back by then."""
+HEADROOM = 2.0
+"""How far above its calibrated maximum a channel may reach before an upper bound clips it."""
+
+LARGEST_GAIN = 8.0
+"""Channels are not raised by more: three bits of the eight are won back by then."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +159,9 @@ def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray) -> bool:
     if not np.isfinite(total) or total <= 0:
         ctx.decide(layer, STAGE, False, "it was always zero")
         return False
-    room = total / np.maximum(maxima, total / LARGEST_GAIN)
-    gain = room
+    headroom = 1.0 if attrs.number("clamp_max") is None else HEADROOM
+    room = np.maximum(total / np.maximum(headroom * maxima, total / LARGEST_GAIN), 1.0)
+    gain = np.where(maxima > 0, room, 1.0)
     for consumer in pair.consumers:
         gain = np.minimum(gain, _wanted(ctx, consumer, maxima, total))
     gain = np.clip(gain, 1.0, room)
