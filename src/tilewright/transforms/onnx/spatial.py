@@ -20,7 +20,6 @@ from tilewright.transforms.onnx.base import (
     shape_of,
 )
 
-
 MAX_WINDOW = 1 << 16
 """Largest size or padding of a pooling window."""
 
