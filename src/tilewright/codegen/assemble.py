@@ -133,6 +133,8 @@ class _Assembly:
             if value not in self.names and value.owner.name not in _CONSTANTS:  # pyright: ignore[reportAttributeAccessIssue]
                 self.names[value] = name
         for op in block.ops:
+            if op.name == "top.none":
+                continue  # an optional operand left out has neither value nor name
             for index, result in enumerate(op.results):
                 if result in self.names:
                     continue
@@ -261,8 +263,7 @@ class _Assembly:
                     and value not in mapper
                 ):
                     block.add_op(owner.clone(mapper))
-                    constant = _layer(owner)
-                    if owner.name == "top.weight" and constant not in used:
+                    if owner.name == "top.weight" and (constant := _layer(owner)) not in used:
                         used.set(constant, self.weights.get(constant))
             block.add_op(op.clone(mapper))
         block.add_op(func.ReturnOp(*(mapper[value] for value in outputs)))

@@ -69,6 +69,9 @@ def _is_anchor(op: top.TopOp) -> bool:
     """Return whether an operation itself wants the layout."""
     if _rank(op.operands[0]) != 4 or len(op.results) != 1:
         return False
+    if isinstance(op, top.ResizeOp):
+        # Of an image: batch and channels stay.
+        return shape_of(op.operands[0])[:2] == shape_of(op.results[0])[:2]
     return isinstance(op, top.ConvOp | top.ConvTransposeOp | top.PoolOp)
 
 

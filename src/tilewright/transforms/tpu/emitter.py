@@ -195,14 +195,15 @@ class Emitter:
         else:
             run, rest = self._run(merge_loops(loops), 2)
             pieces = fit_loops(rest, _DMA_LIMITS, 2)
+        space, base_register, origin = self._place(buffer)
         for (far_offset, near_offset), (outer, middle, inner) in pieces:
-            address = buffer.offset + ddr.offset + far_offset
+            address = origin + ddr.offset + far_offset
             nest = (inner, middle, outer)
             span = sum((loop.count - 1) * loop.steps[0] for loop in nest) + run
             burst = self._burst(address, run, [loop.steps[0] for loop in nest if loop.count > 1])
-            far_region = Region("ddr", address, address + span)
+            far_region = Region(space, address, address + span)
             fields = {
-                "channel": channel, "ddr": address, "ddr_r": WORKSPACE_R,
+                "channel": channel, "ddr": address, "ddr_r": base_register,
                 "sram": start + near_offset,
                 "n0": run, "n1": inner.count, "n2": middle.count, "n3": outer.count,
                 "ddr_s1": inner.steps[0], "ddr_s2": middle.steps[0], "ddr_s3": outer.steps[0],
@@ -218,6 +219,20 @@ class Emitter:
             else:
                 self.written[buffer.name] = len(self.program)
                 self.add("dma_store", reads=[tile.region], writes=[far_region], **fields)
+
+    def _place(self, buffer: DdrBuffer) -> tuple[str, int, int]:
+        """Return the segment, base register and byte offset of a DDR buffer.
+
+        A constant that is walked like an activation (an operand of an addition) lies in the
+        constants segment, dense, as it is.
+        """
+        if not buffer.constant:
+            return "ddr", WORKSPACE_R, buffer.offset
+        key = ("tensor", buffer.name)
+        found = self.constants.lookup(key)
+        if found is None:
+            found = self.constants.add(key, self.weights.get(buffer.name))
+        return "const", CONSTANTS_R, found[0]
 
     # -- registers of the vector unit -----------------------------------------------------------
 
