@@ -62,10 +62,11 @@ def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> i
     block_rows = max(1, hardware.accumulator_rows // columns)
     full, rest = divmod(rows, block_rows)
     if form.merge_kernel_row:
-        pitch = pixel_pitch(hardware, form.part_in_channels)
-        activation = vector_words(hardware, form.rows, pitch)
+        pitch = pixel_pitch(hardware, form.part_in_channels, form.element_bytes)
+        activation = vector_words(hardware, form.rows * form.element_bytes, pitch)
     else:
-        activation = words(hardware, form.columns if form.diagonal else form.rows)
+        elements = form.columns if form.diagonal else form.rows
+        activation = words(hardware, elements * form.element_bytes)
     weight_rows = 1 if form.diagonal else form.rows
     weights = weight_rows * words(hardware, form.weight_pitch)
     steps = form.kernel_steps * form.row_blocks
@@ -77,7 +78,7 @@ def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> i
 
 def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
     """Return the cycles of the vector unit that requantises the tile."""
-    vector = max(1, words(hardware, form.columns))
+    vector = max(1, words(hardware, form.columns * form.element_bytes))
     return form.blocks * rows * columns * vector + form.parts * hardware.vector_latency
 
 

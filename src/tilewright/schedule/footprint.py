@@ -67,6 +67,8 @@ class ConvForm:
     """Kernel positions that are separate steps (k_h * k_w, or k_h when merged)."""
     columns: int
     """Output channels of a full output-channel block."""
+    element_bytes: int = 1
+    """Bytes of an activation and of a weight."""
 
     @property
     def row_blocks(self) -> int:
@@ -91,7 +93,7 @@ class ConvForm:
     @property
     def weight_pitch(self) -> int:
         """Bytes between weight rows."""
-        return align(min(self.part_out_channels, self.columns), 4)
+        return align(min(self.part_out_channels, self.columns) * self.element_bytes, 4)
 
     @property
     def weight_rows(self) -> int:
@@ -112,12 +114,13 @@ def conv_form(
     kernel: tuple[int, int],
     dilation_x: int,
     pitch: int | None = None,
+    element_bytes: int = 1,
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
     `in_channels`, `out_channels` and `group` are those of the tile, all groups together. `pitch`
-    is the distance of pixels in the input tile if that is not what `in_channels` alone would give:
-    the last part of a split reduction lies in a tile made for a larger part.
+    is the distance in bytes of pixels in the input tile if that is not what `in_channels` alone
+    would give: the last part of a split reduction lies in a tile made for a larger part.
     """
     size = hardware.array_size
     k_h, k_w = kernel
@@ -125,8 +128,9 @@ def conv_form(
     if group > 1 and group_in == 1 and group_out == 1:
         columns = min(size, out_channels)
         return ConvForm(
-            True, False, 1, 1, in_channels, out_channels, columns, columns, k_h * k_w, size
-        )
+            True, False, 1, 1, in_channels, out_channels, columns, columns, k_h * k_w, size,
+            element_bytes,
+        )  # fmt: skip
     if group > 1:
         pack = max(1, min(group, size // group_in, size // group_out))
         while group % pack:
@@ -135,11 +139,22 @@ def conv_form(
         rows = min(size, channels)
         return ConvForm(
             False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h *
-            k_w, min(size, pack * group_out),
+            k_w, min(size, pack * group_out), element_bytes,
         )  # fmt: skip
-    pitch = pixel_pitch(hardware, in_channels) if pitch is None else pitch
-    if k_w > 1 and dilation_x == 1 and pitch * 2 <= size and _merging_pays(hardware, pitch, k_w):
-        channels = k_w * pitch
+    if pitch is None:
+        pitch = pixel_pitch(hardware, in_channels, element_bytes)
+    wide = pitch // element_bytes
+    # What lies between the channels of two pixels meets weights of zero. That is right for codes;
+    # as fp16 those bytes may be no number.
+    filled = element_bytes == 1 or wide == in_channels
+    if (
+        filled
+        and k_w > 1
+        and dilation_x == 1
+        and wide * 2 <= size
+        and _merging_pays(hardware, pitch, k_w, element_bytes)
+    ):
+        channels = k_w * wide
         rows = min(size, channels)
         return ConvForm(
             False,
@@ -152,11 +167,12 @@ def conv_form(
             rows,
             k_h,
             min(size, out_channels),
+            element_bytes,
         )
     rows = min(size, in_channels)
     return ConvForm(
         False, False, 1, 1, in_channels, out_channels, in_channels, rows, k_h * k_w,
-        min(size, out_channels),
+        min(size, out_channels), element_bytes,
     )  # fmt: skip
 
 
@@ -166,12 +182,12 @@ def vector_words(hardware: Hardware, size_bytes: int, alignment: int) -> int:
     return -(-(word - min(alignment, word) + size_bytes) // word)
 
 
-def _merging_pays(hardware: Hardware, pitch: int, k_w: int) -> bool:
+def _merging_pays(hardware: Hardware, pitch: int, k_w: int, element_bytes: int) -> bool:
     """Tell whether one long vector a kernel row reads fewer words than one short vector a position.
 
     The long one starts at any pixel, so that it straddles words.
     """
-    size = hardware.array_size
+    size = hardware.array_size * element_bytes
     full, rest = divmod(k_w * pitch, size)
     merged = full * vector_words(hardware, size, pitch)
     merged += vector_words(hardware, rest, pitch) if rest else 0
@@ -193,6 +209,19 @@ def table_registers(hardware: Hardware) -> int:
     return ceil(256 / (4 * hardware.vector_lanes))
 
 
-def parameter_bytes(hardware: Hardware, blocks: int) -> int:
-    """Return the bytes of `blocks` quantisation-parameter blocks, rounded up to words."""
-    return align(blocks * 9 * hardware.vector_lanes, hardware.sram_word_bytes)
+def parameter_bytes(hardware: Hardware, blocks: int, element_bytes: int = 1) -> int:
+    """Return the bytes of the parameters of `blocks` blocks of channels, rounded up to words.
+
+    Codes: a bias, a multiplier and a shift a lane. fp16: a float32 bias a lane, and after all
+    blocks one more with the bounds of the clamp.
+    """
+    lanes = hardware.vector_lanes
+    size = blocks * 9 * lanes if element_bytes == 1 else (blocks + 1) * 4 * lanes
+    return align(size, hardware.sram_word_bytes)
+
+
+def ones_bytes(hardware: Hardware, element_bytes: int = 1) -> int:
+    """Return the bytes of the row of equal weights that a window sum multiplies by."""
+    row = hardware.array_size * element_bytes
+    word = hardware.sram_word_bytes
+    return word if element_bytes == 1 else align(row, word)

@@ -20,6 +20,7 @@ from tilewright.schedule.footprint import (
     align,
     conv_form,
     max_parameter_blocks,
+    ones_bytes,
     parameter_bytes,
 )
 from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
@@ -58,6 +59,8 @@ class ConvProblem:
     """A lookup table is applied to the result."""
     batched_weights: bool = False
     """Every image has weights of its own: a product of two activations."""
+    element_bytes: int = 1
+    """Bytes of an activation and of a weight."""
 
     @property
     def weight_loops(self) -> tuple[str, ...]:
@@ -80,8 +83,10 @@ class ConvProblem:
         return self.kind == "sum" or (self.group > 1 and self.group_in == 1 and self.group_out == 1)
 
     def weight_bytes(self, hardware: Hardware, form: ConvForm) -> int:
-        """Return the SRAM bytes of a weight tile: one word of ones for a window sum."""
-        return hardware.sram_word_bytes if self.kind == "sum" else form.weight_bytes(hardware)
+        """Return the SRAM bytes of a weight tile: one row of ones for a window sum."""
+        if self.kind == "sum":
+            return ones_bytes(hardware, self.element_bytes)
+        return form.weight_bytes(hardware)
 
 
 @dataclass(frozen=True)
@@ -140,7 +145,7 @@ class ConvTiling:
         """Return how the tile lies on the array."""
         if problem.kind == "sum" and self.groups == 1:
             area = self.kernel[0] * self.kernel[1]
-            return ConvForm(True, False, 1, 1, 1, 1, 1, 1, area, 1)
+            return ConvForm(True, False, 1, 1, 1, 1, 1, 1, area, 1, problem.element_bytes)
         return conv_form(
             hardware,
             self.groups * self.in_channels,
@@ -148,6 +153,7 @@ class ConvTiling:
             self.groups,
             self.kernel,
             problem.dilations[1],
+            element_bytes=problem.element_bytes,
         )
 
     def in_extent(self, problem: ConvProblem) -> tuple[int, int]:
@@ -161,13 +167,13 @@ class ConvTiling:
 
     def buffers(self, hardware: Hardware, problem: ConvProblem) -> list[TileBuffer]:
         """Return the SRAM tiles of the nest, all alive together."""
-        form = self.form(hardware, problem)
+        form, size = self.form(hardware, problem), problem.element_bytes
         rows, columns = self.in_extent(problem)
         buffers = [
             TileBuffer(
                 "input",
                 "input",
-                activation_bytes(hardware, rows * columns, self.groups * self.in_channels),
+                activation_bytes(hardware, rows * columns, self.groups * self.in_channels, size),
                 self.input_slots,
             ),
             TileBuffer(
@@ -176,14 +182,14 @@ class ConvTiling:
             TileBuffer(
                 "parameters",
                 "bias",
-                parameter_bytes(hardware, form.blocks),
+                parameter_bytes(hardware, form.blocks, size),
                 self.parameter_slots(problem),
             ),
             TileBuffer(
                 "output",
                 "output",
                 activation_bytes(
-                    hardware, self.rows * self.columns, self.groups * self.out_channels
+                    hardware, self.rows * self.columns, self.groups * self.out_channels, size
                 ),
                 self.output_slots,
             ),
@@ -462,6 +468,7 @@ class _Search:
         channels = tiling.groups * tiling.in_channels
         runs = _runs(rows, columns, channels, problem.in_columns, problem.in_channels)
         size = rows * columns * channels * part["h"] * part["w"] * part["k"] * part["g"]
+        size *= problem.element_bytes
         cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates)
         weight_bytes = problem.weight_bytes(hardware, form) * part["o"] * part["g"]
         cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
@@ -470,6 +477,7 @@ class _Search:
             tiling.rows, tiling.columns, out_channels, problem.out_columns, problem.out_channels
         )
         size = tiling.rows * tiling.columns * out_channels * pixel_part * part["o"] * part["g"]
+        size *= problem.element_bytes
         cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates)
         self.found.append((cost.cycles(tiles), cost.ddr_bytes, len(self.found), tiling))
 
@@ -484,7 +492,8 @@ def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels
 @lru_cache(maxsize=4096)
 def choose_conv(hardware: Hardware, problem: ConvProblem) -> Choice | NoFit:
     """Return the cheapest tiling that fits, or why there is none."""
-    if (problem.strides[1] * max(1, problem.in_channels)) > MAX_PIXEL_STRIDE * 4:
+    pixel = max(1, problem.in_channels) * problem.element_bytes
+    if problem.strides[1] * pixel > MAX_PIXEL_STRIDE * 4:
         return NoFit((), 0, f"a horizontal stride of {problem.strides[1]} is too far for the chip")
     search = _Search(hardware, problem)
     search.run()

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from xdsl.dialects import memref, tensor
-from xdsl.dialects.builtin import i8
-from xdsl.dialects.linalg.ops import GenericOp
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.dialects.builtin import IntegerAttr, f16, f32, i8, i32, i64
+from xdsl.dialects.linalg.ops import GenericOp, IndexOp, YieldOp
+from xdsl.ir import Attribute, Block, Region, SSAValue
 
 from tilewright.transforms.linalg.emit import Body
+from tilewright.transforms.linalg.half import HalfOutput, with_bias
 from tilewright.transforms.linalg.rounding import Output, requantise
 
 
@@ -53,21 +54,21 @@ def load_from(region: Region, buffer: SSAValue, drop_leading: int = 0) -> Region
 
 def shift_axes(region: Region, by: int) -> Region:
     """Renumber `linalg.index`: tiles lack the first `by` axes."""
-    from xdsl.dialects.builtin import IntegerAttr, i64
-    from xdsl.dialects.linalg.ops import IndexOp
-
     for op in region.block.ops:
         if isinstance(op, IndexOp):
             op.properties["dim"] = IntegerAttr(op.dim.value.data - by, i64)
     return region
 
 
+def rounding_to_half(output: HalfOutput) -> Region:
+    """Return the end of a sum `(acc, bias, _) -> f16`."""
+    block = Block(arg_types=[f32, f32, f16])
+    block.add_op(YieldOp(with_bias(output)(Body(block))))
+    return Region(block)
+
+
 def requantising(output: Output) -> Region:
     """Return the per-channel requantisation `(acc, bias, mult, shift, _) -> i8`."""
-    from xdsl.dialects.builtin import i32
-    from xdsl.dialects.linalg.ops import YieldOp
-    from xdsl.ir import Block
-
     block = Block(arg_types=[i32, i32, i32, i8, i8])
     block.add_op(YieldOp(requantise(output)(Body(block))))
     return Region(block)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from xdsl.dialects.builtin import IntegerType, MemRefType, i8
+from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import SSAValue
 
 from tilewright.schedule.box import BoxOperand, BoxProblem, BoxTiling
@@ -32,7 +32,7 @@ class BoxTensor:
     """Padding in front of each of the operand's dimensions; empty for none."""
     after: tuple[int, ...] = ()
     """How far tiles reach beyond the end of each dimension."""
-    fill: int = 0
+    fill: float = 0
     """What padding holds."""
 
 
@@ -168,7 +168,7 @@ class MoveNest:
     starts: tuple[int, ...]
     steps: tuple[int, ...]
     offsets: tuple[int, ...]
-    fill: int | None = None
+    fill: float | None = None
     """Write this constant instead of reading a source."""
 
     def emit(self) -> None:
@@ -187,12 +187,10 @@ class MoveNest:
             nest.minimum(step, Index(size) - index)
             for size, step, index in zip(self.sizes, self.tile, at, strict=True)
         ]
-        tile = nest.alloc(self.tile, i8, "input", self.slots)
+        tile = nest.alloc(self.tile, self.target.type.element_type, "input", self.slots)
         used = nest.view(tile, [0] * len(extents), extents)
         if self.fill is not None:
-            kind = used.type.element_type
-            assert isinstance(kind, IntegerType)
-            nest.fill(self.fill, kind, used)
+            nest.fill(self.fill, used)
         else:
             places = [
                 index * step + start

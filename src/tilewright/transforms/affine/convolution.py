@@ -21,7 +21,6 @@ from xdsl.dialects.builtin import (
     ArrayAttr,
     IntegerAttr,
     i8,
-    i32,
     i64,
 )
 from xdsl.dialects.linalg.ops import GenericOp
@@ -37,7 +36,12 @@ from tilewright.schedule.tiling import (
 from tilewright.transforms.affine import bodies
 from tilewright.transforms.affine.index import Index
 from tilewright.transforms.affine.nest import ACCUMULATORS, Nest, View, dims, table, view_of
+from tilewright.transforms.affine.segment import element_of
 from tilewright.transforms.affine.tiles import Span, load, store
+from tilewright.transforms.linalg.emit import accumulator_of
+
+PARAMETERS = ("bias", "mult", "shift")
+"""Roles of the per-channel parameters, in the order of the requantisation's operands."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +56,12 @@ class ConvLayer:
     tiling: ConvTiling
     x: SSAValue
     weights: SSAValue | None
-    parameters: tuple[SSAValue, SSAValue, SSAValue]
+    parameters: tuple[SSAValue, ...]
+    """Bias, and for codes multiplier and shift."""
     y: SSAValue
     pads: tuple[int, int]
     """Rows above and columns to the left of the image."""
-    zero: int
+    zero: float
     """What padding holds."""
     reduce: GenericOp
     """The linalg op of the reduction."""
@@ -88,7 +93,7 @@ class ConvNest:
             self.tiles["table"] = tile
         if self.work.problem.kind == "sum":
             self.tiles["window"] = self.nest.alloc(
-                self.work.tiling.kernel, i8, "window", 1, ACCUMULATORS
+                self.work.tiling.kernel, element_of(self.work.x), "window", 1, ACCUMULATORS
             )
         self._level(0)
 
@@ -162,7 +167,8 @@ class ConvNest:
             min(problem.group_in, tiling.in_channels),
             *tiling.kernel,
         ]
-        tile = nest.alloc(shape, i8, "weights", tiling.weight_slots)
+        element = element_of(self.work.weights)
+        tile = nest.alloc(shape, element, "weights", tiling.weight_slots)
         used = nest.view(tile, [0] * 4, [count, depth, *kernel])
         source = view_of(self.work.weights)
         outer = [self._image(source)] if len(source.sizes) == 5 else []
@@ -175,7 +181,7 @@ class ConvNest:
         nest, tiling = self.nest, self.work.tiling
         start, count = self._channels(output=True)
         slots = tiling.parameter_slots(self.work.problem)
-        for role, source in zip(("bias", "mult", "shift"), self.work.parameters, strict=True):
+        for role, source in zip(PARAMETERS, self.work.parameters, strict=False):
             whole = view_of(source)
             size = tiling.groups * tiling.out_channels
             tile = nest.alloc([size], whole.type.element_type, role, slots)
@@ -211,7 +217,7 @@ class ConvNest:
         start, count = self._channels(output=False)
         spans.append(Span(start, count, problem.in_channels))
         shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
-        tile = nest.alloc(shape, i8, "input", tiling.input_slots)
+        tile = nest.alloc(shape, element_of(self.work.x), "input", tiling.input_slots)
         source = view_of(self.work.x)
         self.tiles["input"] = load(nest, source, [self._image(source)], spans, tile, self.work.zero)
 
@@ -226,9 +232,10 @@ class ConvNest:
         _, count = self._channels(output=True)
         sizes = [self._rows(), self._columns(), count]
         shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
-        tile = nest.alloc(shape, i32, "accumulator", 1, ACCUMULATORS)
+        element = accumulator_of(element_of(self.work.x))
+        tile = nest.alloc(shape, element, "accumulator", 1, ACCUMULATORS)
         used = nest.view(tile, [0] * 3, sizes)
-        nest.fill(0, i32, used)
+        nest.fill(0, used)
         self.tiles["acc"] = used
 
     def _reduce(self) -> None:
@@ -247,6 +254,8 @@ class ConvNest:
         if problem.kind == "sum":
             window = self.tiles["window"]
             attributes["kernel"] = _ints(tiling.kernel)
+            if "weight" in self.work.reduce.attributes:
+                attributes["weight"] = self.work.reduce.attributes["weight"]
             inputs = [
                 (self.tiles["input"], table(rank, [*at, out])),
                 (window, table(rank, [kr, kc])),
@@ -276,13 +285,13 @@ class ConvNest:
         nest, work, tiling = self.nest, self.work, self.work.tiling
         acc = self.tiles["acc"]
         shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
-        tile = nest.alloc(shape, i8, "output", tiling.output_slots)
+        tile = nest.alloc(shape, element_of(work.y), "output", tiling.output_slots)
         used = nest.view(tile, [0] * 3, acc.sizes)
         identity = AffineMap.identity(3)
         along = table(3, [dims(3)[2]])
         inputs = [
             (acc, identity),
-            *((self.tiles[role], along) for role in ("bias", "mult", "shift")),
+            *((self.tiles[role], along) for role in PARAMETERS if role in self.tiles),
         ]
         nest.generic("requant", inputs, (used, identity), work.requant(), work.requant_attributes)
         if work.lut is not None:

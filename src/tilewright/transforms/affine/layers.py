@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
+from typing import Any
 
 import numpy as np
 from xdsl.dialects import func, tensor
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    FloatAttr,
     IntegerType,
     MemRefType,
     StringAttr,
     TensorType,
+    f16,
+    f32,
 )
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -25,8 +29,11 @@ from tilewright.transforms.affine import bodies, moves, vector
 from tilewright.transforms.affine.convolution import ConvLayer, ConvNest
 from tilewright.transforms.affine.nest import Constants, Nest
 from tilewright.transforms.affine.segment import (
+    PASS,
     RESHAPES,
     Buffers,
+    element_of,
+    item_bytes,
     number,
     numbers,
     out_of_memory,
@@ -34,12 +41,16 @@ from tilewright.transforms.affine.segment import (
     text,
     values_of,
 )
+from tilewright.transforms.linalg.half import HalfOutput
 from tilewright.transforms.linalg.rounding import Output
 
 Shape = tuple[int, ...]
 MAX_PADDING = 255
 """Rows or columns of padding one DMA writes."""
-PARAMETERS = (("bias", np.int32), ("mult", np.int32), ("shift", np.int8))
+CODE_PARAMETERS = (("bias", np.int32), ("mult", np.int32), ("shift", np.int8))
+"""What the requantisation of a channel's codes needs, and how it is stored."""
+INEXACT = ("exp",)
+"""Functions that enlarge the rounding of their operand: leaving it out would be another result."""
 
 
 class Segment:
@@ -51,7 +62,7 @@ class Segment:
         self.function = function
         self.added: list[str] = []
         """Constants that became arguments: scalar requantisations, one value a channel."""
-        self._scalars: dict[GenericOp, tuple[SSAValue, SSAValue, SSAValue]] = {}
+        self._scalars: dict[GenericOp, tuple[SSAValue, ...]] = {}
         self._fused: set[Operation] = set()
         self._returned: set[SSAValue] = set()
 
@@ -76,7 +87,8 @@ class Segment:
         buffers.returned = self._returned
         added = iter(block.args[len(inputs) :])
         for op in self._scalars:
-            self._scalars[op] = (next(added), next(added), next(added))
+            count = 1 if element_of(op.results[0]) == f16 else len(CODE_PARAMETERS)
+            self._scalars[op] = tuple(next(added) for _ in range(count))
         outputs = list(block.args[len(types) - len(results) :])
         copies = self._bind(buffers, results, outputs)
         for op in old.ops:
@@ -103,11 +115,16 @@ class Segment:
             if not isinstance(op, GenericOp) or text(op, "kind") != "requant" or len(op.inputs) > 1:
                 continue
             channels = tensor_shape(op.results[0])[-1]
-            for key, kind in PARAMETERS:
-                values = np.full(channels, number(op, key), kind)
+            if element_of(op.results[0]) == f16:
+                wanted = {"bias": np.zeros(channels, np.float32)}
+            else:
+                wanted = {
+                    key: np.full(channels, number(op, key), kind) for key, kind in CODE_PARAMETERS
+                }
+            for key, values in wanted.items():
                 self.added.append(self.context.weights.add(f"{text(op, 'layer')}.{key}", values))
-                types.append(MemRefType(IntegerType(8 * values.itemsize), [channels]))
-            self._scalars[op] = (op.inputs[0], op.inputs[0], op.inputs[0])
+                types.append(MemRefType(stored_type(values.dtype), [channels]))
+            self._scalars[op] = ()
         return types
 
     def _bind(
@@ -194,26 +211,21 @@ class Segment:
         reduce = acc.owner
         assert isinstance(reduce, GenericOp)
         layer = text(op, "layer")
-        rounding = text(op, "rounding")
-        if rounding != self.target.rounding:
-            raise TilewrightError(
-                "E0501",
-                f'layer "{layer}" was quantised for another chip',
-                [f"it rounds {rounding}; `{self.target.name}` rounds {self.target.rounding}"],
-            )
         if text(reduce, "kind") not in ("conv", "sum", "matmul"):
             raise self._no_instruction(reduce)
-        result, lut = op.results[0], self._lookup_after(op)
-        if lut is not None:
-            self._fused.add(lut)
-            result = lut.results[0]
+        result, lut = op.results[0], None
+        if element_of(result) == f16:
+            requant, attributes, producer = self._half_end(op)
+        else:
+            requant, attributes, lut = self._code_end(op)
+            producer = lut or op
+        if producer is not op:
+            self._fused.add(producer)
+            result = producer.results[0]
         source, pad = _unpadded(reduce)
         problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
         tiling = self._choose(buffers, layer, problem)
         parameters = self._scalars.get(op) or tuple(buffers.of(v) for v in op.inputs[1:4])
-        assert len(parameters) == 3
-        output = Output(number(op, "zp"), number(op, "lo"), number(op, "hi"), rounding)
-        producer = lut or op
         low = values_of(pad.static_low) if pad is not None else (0, 0, 0, 0)
         high = values_of(pad.static_high) if pad is not None else (0, 0, 0, 0)
         if max(*low, *high) > MAX_PADDING:
@@ -238,13 +250,67 @@ class Segment:
                 (low[1], low[2]) if pad is not None else (0, 0),
                 moves.pad_value(pad) if pad is not None else 0,
                 reduce,
-                lambda: bodies.requantising(output),
-                {key: op.attributes[key] for key in ("zp", "lo", "hi")},
+                requant,
+                attributes,
                 lut,
                 buffers.of(vector.table_of(lut)) if lut is not None else None,
                 text(lut, "layer") if lut is not None else "",
             ),
         ).emit()
+
+    def _code_end(
+        self, op: GenericOp
+    ) -> tuple[Callable[[], Region], dict[str, Attribute], GenericOp | None]:
+        """Return body and attributes of a requantisation, and the lookup fused to it.
+
+        Raises:
+            TilewrightError: E0501, it rounds as another chip does.
+        """
+        rounding = text(op, "rounding")
+        if rounding != self.target.rounding:
+            raise TilewrightError(
+                "E0501",
+                f'layer "{text(op, "layer")}" was quantised for another chip',
+                [f"it rounds {rounding}; `{self.target.name}` rounds {self.target.rounding}"],
+            )
+        output = Output(number(op, "zp"), number(op, "lo"), number(op, "hi"), rounding)
+        attributes = {key: op.attributes[key] for key in ("zp", "lo", "hi")}
+        lut = self._only_user(op, "lut")
+        if lut is not None:
+            self._applied(lut, op)
+        return lambda: bodies.requantising(output), attributes, lut
+
+    def _half_end(
+        self, op: GenericOp
+    ) -> tuple[Callable[[], Region], dict[str, Attribute], GenericOp]:
+        """Return body and attributes of the end of float sums, and the op whose result it makes.
+
+        A function or clamp that is the only user of the result is applied to the float32 value,
+        before its rounding.
+        """
+        output, last = HalfOutput.of_tags(op), op
+        user = self._only_user(op, "copy")
+        if user is not None and "function" in user.attributes:
+            own = HalfOutput.of_tags(user)
+            if output.clamps or own.function in INEXACT:
+                reason = "the layer before clamps" if output.clamps else "it enlarges rounding"
+                self.context.decide(
+                    text(user, "layer"),
+                    PASS,
+                    False,
+                    f"not applied by {text(op, 'layer')}: {reason}",
+                )
+            else:
+                output, last = own, user
+                self._applied(user, op)
+        attributes: dict[str, Attribute] = {
+            key: FloatAttr(value, f32) for key, value in output.tags.items()
+        }
+        attributes["function"] = StringAttr(output.function)
+        return lambda: bodies.rounding_to_half(output), attributes, last
+
+    def _applied(self, user: GenericOp, op: GenericOp) -> None:
+        self.context.decide(text(user, "layer"), PASS, True, f"applied by {text(op, 'layer')}")
 
     def _no_instruction(self, op: GenericOp) -> TilewrightError:
         return TilewrightError(
@@ -254,18 +320,15 @@ class Segment:
             "leave it to the host",
         )
 
-    def _lookup_after(self, op: GenericOp) -> GenericOp | None:
-        """Return the lookup to fuse: the only user of the result, which nobody else sees."""
+    def _only_user(self, op: GenericOp, kind: str) -> GenericOp | None:
+        """Return the only user of the result, if it is of `kind` and the function keeps it inside."""
         value = op.results[0]
         users = [use.operation for use in value.uses]
         if value in self._returned or len(users) != 1:
             return None
         user = users[0]
-        if not isinstance(user, GenericOp) or text(user, "kind") != "lut":
+        if not isinstance(user, GenericOp) or text(user, "kind") != kind:
             return None
-        self.context.decide(
-            text(user, "layer"), "tile-and-bufferize", True, f"applied by {text(op, 'layer')}"
-        )
         return user
 
     def _problem(
@@ -295,8 +358,9 @@ class Segment:
         else:
             kernel, shape = _pair(numbers(reduce, "kernel")), ()
         problem = ConvProblem(
-            kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group, table
-        )
+            kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group,
+            table, element_bytes=item_bytes(source),
+        )  # fmt: skip
         return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
 
     def _product(
@@ -322,7 +386,7 @@ class Segment:
         rows, depth, columns = y[-2], left[-1], y[-1]
         problem = ConvProblem(
             "conv", batch, 1, rows, depth, 1, rows, columns, (1, 1),
-            table=table, batched_weights=images[1] > 1,
+            table=table, batched_weights=images[1] > 1, element_bytes=item_bytes(reduce.inputs[0]),
         )  # fmt: skip
 
         def weights(buffers: Buffers) -> SSAValue:
@@ -383,6 +447,13 @@ def _need_nhwc(op: GenericOp) -> None:
 
 def _pair(values: tuple[int, ...]) -> tuple[int, int]:
     return values[0], values[1]
+
+
+def stored_type(dtype: np.dtype[Any]) -> Attribute:
+    """Return the element type of a constant in the weight store."""
+    if dtype.kind == "f":
+        return {2: f16, 4: f32}[dtype.itemsize]
+    return IntegerType(8 * dtype.itemsize)
 
 
 def _buffer(kind: Attribute) -> Attribute:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects import arith, tensor
-from xdsl.dialects.builtin import IntegerAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr
 from xdsl.ir import SSAValue
 
 from tilewright.diagnostics import TilewrightError
@@ -15,6 +15,7 @@ from tilewright.transforms.affine.box import MoveNest
 from tilewright.transforms.affine.nest import view_of
 from tilewright.transforms.affine.segment import (
     Buffers,
+    item_bytes,
     tensor_shape,
     text,
     values_of,
@@ -31,15 +32,15 @@ def move(
     starts: Sequence[int],
     steps: Sequence[int],
     offsets: Sequence[int],
-    fill: int | None = None,
+    fill: float | None = None,
 ) -> None:
     """Append the nest that copies a box between buffers of equal rank, or fills it."""
     if 0 in sizes:
         return
     rank = len(sizes)
-    axes = tuple(BoxAxis(axis) for axis in range(rank))
-    operand = BoxOperand("input", axes, tuple(tensor_shape(source)))
-    result = BoxOperand("output", axes, tuple(tensor_shape(target)))
+    axes, size = tuple(BoxAxis(axis) for axis in range(rank)), item_bytes(target)
+    operand = BoxOperand("input", axes, tuple(tensor_shape(source)), size)
+    result = BoxOperand("output", axes, tuple(tensor_shape(target)), size)
     # One DMA walks four dimensions.
     limits = tuple(1 if axis < rank - MAX_RANK else 1 << 14 for axis in range(rank))
     problem = BoxProblem(tuple(sizes), (operand, result), limits=limits)
@@ -62,7 +63,7 @@ def move(
 def copy_whole(buffers: Buffers, layer: str, source: SSAValue, target: SSAValue) -> None:
     """Copy a dense buffer to another of as many elements."""
     total = prod(tensor_shape(source))
-    word = buffers.hardware.sram_word_bytes
+    word = max(1, buffers.hardware.sram_word_bytes // item_bytes(target))
     row = next((n for n in range(min(4096, total) // word * word, 0, -word) if total % n == 0), 1)
     shape = [total // row, row] if row > 1 else [1, total]
     flat, to = buffers.nest.reshape(source, shape), buffers.nest.reshape(target, shape)
@@ -109,11 +110,13 @@ def lower_extract(buffers: Buffers, op: tensor.ExtractSliceOp) -> None:
     move(buffers, text(op, "layer"), source, target, sizes, starts, steps, [0] * len(sizes))
 
 
-def pad_value(op: tensor.PadOp) -> int:
+def pad_value(op: tensor.PadOp) -> float:
     """Return the constant that `op` pads with."""
     for inner in op.region.block.ops:
-        if isinstance(inner, arith.ConstantOp) and isinstance(inner.value, IntegerAttr):
-            return inner.value.value.data
+        if isinstance(inner, arith.ConstantOp):
+            value = inner.value
+            if isinstance(value, IntegerAttr | FloatAttr):
+                return value.value.data
     raise TilewrightError("E0501", f'pad "{text(op, "layer")}" has no constant value')
 
 

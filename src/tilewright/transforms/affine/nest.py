@@ -14,6 +14,7 @@ from xdsl.dialects import affine, arith, memref
 from xdsl.dialects.builtin import (
     DYNAMIC_INDEX,
     AffineMapAttr,
+    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
     IndexType,
@@ -32,6 +33,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
 from tilewright.transforms.affine.index import Index, Variable
+from tilewright.transforms.linalg.emit import number_attribute
 
 SRAM = IntegerAttr(1, i32)
 ACCUMULATORS = IntegerAttr(2, i32)
@@ -275,8 +277,10 @@ class Nest:
         """Move a tile between DDR and SRAM."""
         self.add(memref.CopyOp(source.value, target.value))
 
-    def fill(self, value: int, element: IntegerType, target: View) -> None:
+    def fill(self, value: float, target: View) -> None:
         """Write `value` everywhere."""
+        element = target.type.element_type
+        assert isinstance(element, IntegerType | AnyFloat)
         constant = self.constants.get(value, element)
         self.add(FillOp([constant], [target.value], []))
 
@@ -316,14 +320,14 @@ class Constants:
     def __init__(self, block: Block) -> None:
         self.block = block
         self.variables: dict[SSAValue, Variable] = {}
-        self._values: dict[tuple[int, Attribute], SSAValue] = {}
+        self._values: dict[tuple[float, Attribute], SSAValue] = {}
         self._last: Operation | None = None
 
-    def get(self, value: int, element: IntegerType) -> SSAValue:
+    def get(self, value: float, element: IntegerType | AnyFloat) -> SSAValue:
         """Return the constant."""
         key = (value, element)
         if key not in self._values:
-            op = arith.ConstantOp(IntegerAttr(value, element))
+            op = arith.ConstantOp(number_attribute(value, element))
             if self._last is None:
                 first = self.block.first_op
                 if first is None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from xdsl.dialects import memref, tensor
 from xdsl.dialects.builtin import (
+    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
     IntegerAttr,
@@ -24,6 +25,7 @@ from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.nest import Nest, view_of
 
 PASS = "tile-and-bufferize"
+Scalar = IntegerType | AnyFloat
 RESHAPES = ("tensor.expand_shape", "tensor.collapse_shape", "tensor.cast")
 
 
@@ -151,6 +153,20 @@ def out_of_memory(
         ],
         f"the smallest SRAM that would do has {needed} bytes",
     )
+
+
+def element_of(value: SSAValue) -> Scalar:
+    """Return the type of the elements of a tensor or memref value."""
+    kind = value.type
+    assert isinstance(kind, TensorType | MemRefType)
+    element = kind.element_type
+    assert isinstance(element, IntegerType | AnyFloat)
+    return element
+
+
+def item_bytes(value: SSAValue) -> int:
+    """Return the bytes of an element of a tensor or memref value."""
+    return -(-element_of(value).bitwidth // 8)
 
 
 def tensor_shape(value: SSAValue) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ from xdsl.context import Context
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
     ArrayAttr,
-    IntegerType,
     MemRefType,
     ModuleOp,
     StringAttr,
@@ -38,7 +37,7 @@ from xdsl.passes import ModulePass
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext, compile_context
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.affine.layers import Segment
+from tilewright.transforms.affine.layers import Segment, stored_type
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class _Module:
         extra = list(dict.fromkeys(name for names in added.values() for name in names))
         types = [buffer_type(arg.type) for arg in old.args]
         types += [
-            MemRefType(_element(array.dtype.itemsize), list(array.shape))
+            MemRefType(stored_type(array.dtype), list(array.shape))
             for array in (self.context.weights.get(name) for name in extra)
         ]
         block = Block(arg_types=types)
@@ -169,7 +168,3 @@ class _Module:
             values[result] = buffer.results[0]
         operands += [values[result] for result in op.results]
         block.add_op(func.CallOp(name, operands, []))
-
-
-def _element(item_bytes: int) -> Attribute:
-    return IntegerType(8 * item_bytes)

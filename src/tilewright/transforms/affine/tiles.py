@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from xdsl.dialects.builtin import i8
-
 from tilewright.transforms.affine.index import Index
 from tilewright.transforms.affine.nest import Nest, View
 
@@ -38,7 +36,7 @@ def load(
     outer: Sequence[Index],
     spans: Sequence[Span],
     tile: View,
-    fill: int = 0,
+    fill: float = 0,
 ) -> View:
     """Fill `tile` from a box of `source`; returns the part used.
 
@@ -49,7 +47,7 @@ def load(
     used = nest.view(tile, [0] * len(spans), [span.length for span in spans])
     target = used
     if any(span.padded for span in spans):
-        nest.fill(fill, i8, used)
+        nest.fill(fill, used)
     clipped = [span.clip(nest) for span in spans]
     if any(span.padded for span in spans):
         target = nest.view(used, [item[0] for item in clipped], [item[2] for item in clipped])

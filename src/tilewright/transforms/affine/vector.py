@@ -27,15 +27,22 @@ from tilewright.transforms.affine.convolution import emit_lookup
 from tilewright.transforms.affine.nest import ACCUMULATORS, View, dims, table, view_of
 from tilewright.transforms.affine.segment import (
     Buffers,
+    element_of,
+    item_bytes,
     numbers,
     out_of_memory,
     tensor_shape,
     text,
     values_of,
 )
+from tilewright.transforms.linalg.pooling import lowest
 
 POOL = BY_NAME["vec_pool"].field
-SCALARS = ("mult_a", "mult_b", "mult", "shift", "bias", "bias_shift", "za", "zb", "zp", "lo", "hi")
+SCALARS = (
+    "mult_a", "mult_b", "mult", "shift", "bias", "bias_shift", "za", "zb", "zp", "lo", "hi",
+    "function",
+)  # fmt: skip
+"""Attributes of a linalg op that its tile-level op keeps: integer parameters, or a float clamp."""
 FIXED = BoxAxis(-1)
 MAX_RANK = 4
 """Dimensions of a DMA or a vector copy."""
@@ -63,7 +70,7 @@ def choose(buffers: Buffers, layer: str, problem: BoxProblem) -> BoxTiling:
 
 
 def scalars(op: Operation) -> dict[str, Attribute]:
-    """Return the integer parameters of a linalg op for its tile-level op."""
+    """Return the parameters of a linalg op for its tile-level op."""
     return {key: op.attributes[key] for key in SCALARS if key in op.attributes}
 
 
@@ -119,8 +126,11 @@ def emit_elementwise(
     """Append the nest of an operation that writes each element once; `values` is a table."""
     result = op.results[0]
     shape = tensor_shape(result)
+    size_bytes = item_bytes(result)
     sizes, spans = merged_shape(
-        shape, [tensor_shape(value) for value in inputs], buffers.hardware.sram_word_bytes
+        shape,
+        [tensor_shape(value) for value in inputs],
+        max(1, buffers.hardware.sram_word_bytes // size_bytes),
     )
     cut = max(0, len(sizes) - 3)
     outer, inner = sizes[:cut], sizes[cut:]
@@ -129,6 +139,7 @@ def emit_elementwise(
             role,
             tuple(BoxAxis(axis) if own else FIXED for axis, own in enumerate(span[cut:])),
             tuple(size if own else 1 for size, own in zip(inner, span[cut:], strict=True)),
+            size_bytes,
         )
         for role, span in zip(
             [*("input" for _ in inputs), "output"], [*spans, [True] * len(sizes)], strict=True
@@ -197,12 +208,11 @@ def _run(
 
 def lower_eltwise(buffers: Buffers, op: GenericOp) -> None:
     """Two operands, numpy broadcasting."""
-    attributes = scalars(op) | {"function": op.attributes["function"]}
-    emit_elementwise(buffers, op, "eltwise", list(op.inputs), attributes)
+    emit_elementwise(buffers, op, "eltwise", list(op.inputs), scalars(op))
 
 
 def lower_rescale(buffers: Buffers, op: GenericOp) -> None:
-    """One operand, another scale."""
+    """One operand: another scale, or a float function."""
     emit_elementwise(buffers, op, "copy", list(op.inputs), scalars(op))
 
 
@@ -262,13 +272,13 @@ def lower_transpose(buffers: Buffers, op: GenericOp) -> None:
             f'transpose "{layer}" cannot run on the chip',
             [f"it permutes {len(sizes)} separate axes; the chip moves {MAX_RANK}"],
         )
-    rank = len(sizes)
+    rank, size = len(sizes), item_bytes(op.results[0])
     # Source axis k is result axis at[k].
     at = [perm.index(axis) for axis in range(rank)]
     source_sizes = tuple(sizes[axis] for axis in at)
     operands = (
-        BoxOperand("input", tuple(BoxAxis(axis) for axis in at), source_sizes),
-        BoxOperand("output", tuple(BoxAxis(axis) for axis in range(rank)), tuple(sizes)),
+        BoxOperand("input", tuple(BoxAxis(axis) for axis in at), source_sizes, size),
+        BoxOperand("output", tuple(BoxAxis(axis) for axis in range(rank)), tuple(sizes), size),
     )
     problem = BoxProblem(tuple(sizes), operands, element_wise=at[-1] != rank - 1)
     tiling = choose(buffers, layer, problem)
@@ -299,6 +309,7 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
     kernel, strides, dilations = (numbers(op, key) for key in ("kernel", "strides", "dilations"))
     n, rows, columns, channels = tensor_shape(source)
     _, out_rows, out_columns, _ = tensor_shape(op.results[0])
+    element, size = element_of(source), item_bytes(source)
     if max(kernel) > POOL["k_h"].high:
         raise TilewrightError(
             "E0402",
@@ -318,9 +329,10 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
             "input",
             (BoxAxis(0, strides[0], reach[0]), BoxAxis(1, strides[1], reach[1]), BoxAxis(2)),
             (rows, columns, channels),
+            size,
         ),
         BoxOperand(
-            "output", (BoxAxis(0), BoxAxis(1), BoxAxis(2)), (out_rows, out_columns, channels)
+            "output", (BoxAxis(0), BoxAxis(1), BoxAxis(2)), (out_rows, out_columns, channels), size
         ),
     )
     problem = BoxProblem(
@@ -335,12 +347,12 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
     nest, windows = buffers.nest, list[View]()
 
     def prepare() -> None:
-        windows.append(nest.alloc(kernel, i8, "window", 1, ACCUMULATORS))
+        windows.append(nest.alloc(kernel, element, "window", 1, ACCUMULATORS))
 
     def compute(tiles: list[View]) -> None:
         space = dims(5)
         at = [space[axis] * strides[axis] + space[3 + axis] * dilations[axis] for axis in (0, 1)]
-        nest.fill(-128, i8, tiles[1])
+        nest.fill(lowest(element), tiles[1])
         attributes: dict[str, Attribute] = {
             "kernel": _ints(kernel),
             "strides": _ints(strides),
@@ -354,7 +366,7 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
         nest.generic("pool", inputs, output, bodies.plain(op), attributes, 2)
 
     tensors = [
-        BoxTensor(x, operands[0], (low[1], low[2], 0), (after[0], after[1], 0), -128),
+        BoxTensor(x, operands[0], (low[1], low[2], 0), (after[0], after[1], 0), lowest(element)),
         BoxTensor(y, operands[1]),
     ]
     _run(buffers, layer, problem, tiling, (n,), tensors, compute, prepare)
