@@ -95,7 +95,8 @@ def _demo(options: argparse.Namespace, progress: Progress) -> int:
     print(f"  took       {time.perf_counter() - start:.0f} s (measured here)")
     print("\nslowest layers (simulated):")
     print(layer_table(report, 5))
-    print(f"\nnext: .venv/bin/tilewright explain {files['package']} Conv.13")
+    slowest = max(report.layers, key=lambda row: row.cycles)
+    print(f"\nnext: .venv/bin/tilewright explain {files['package']} {slowest.name}")
     return 0 if good else 1
 
 

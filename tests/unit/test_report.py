@@ -26,12 +26,21 @@ def _engine(**given: int) -> dict[str, int]:
     return {**dict.fromkeys(names(Scope.ENGINE), 0), **given}
 
 
+LAYERS = {
+    "a": _layer(ddr_bytes=500, start=10, end=400, instructions=5),
+    "relu": _layer(start=390, end=500, instructions=1),
+    "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
+}
+"""`a` ends at 400, `relu` (no transfers) at 500, `b` overlaps from 300 and ends at 1000."""
+
+
 @pytest.fixture
 def report() -> Report:
-    """Three layers on the chip, the second fused into the first, and one on the host.
+    """Three layers on the chip, the second fused into the first, and one on the host."""
+    return _report(LAYERS)
 
-    `a` ends at 400, `relu` (no transfers) at 500, `b` overlaps from 300 and ends at 1000.
-    """
+
+def _report(layers: dict[str, dict[str, int]]) -> Report:
     content = copy_content()
     rows: list[dict[str, Any]] = [
         {"name": "a", "op": "quant.conv", "device": "tpu", "macs": 6400, "padded_cycles": 200,
@@ -40,19 +49,17 @@ def report() -> Report:
          "min_ddr_bytes": 0, "sram_bytes": 30},
         {"name": "b", "op": "quant.conv", "device": "tpu", "macs": 12800, "padded_cycles": 100,
          "min_ddr_bytes": 3600, "sram_bytes": 20},
+        {"name": "relu2", "op": "quant.lut", "device": "tpu", "macs": 0, "padded_cycles": 0,
+         "min_ddr_bytes": 0, "sram_bytes": 5},
         {"name": "soft", "op": "top.softmax", "device": "host", "reason": "no exponentials"},
     ]  # fmt: skip
-    content.program.layer_info = rows
+    content.program.layer_info = [row for row in rows if row["name"] in layers or "reason" in row]
     empty = np.zeros(0, np.int64)
     result = CycleResult(
         cycles=1010,
         log=RetireLog((), (), empty, empty, empty, empty, empty),
         engines={"mac": _engine(busy=505, wait_semaphore=404, idle=101), "seq": {"busy": 9}},
-        layers={
-            "a": _layer(ddr_bytes=500, start=10, end=400, instructions=5),
-            "relu": _layer(start=390, end=500, instructions=1),
-            "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
-        },
+        layers=layers,
         layer_engines={"a": {"mac": _engine(busy=300)}, "b": {"mac": _engine(busy=205)}},
         totals=_layer(ddr_bytes=4500, instructions=12, end=1010),
         fetch_bytes=128,
@@ -72,6 +79,21 @@ def test_layers_are_merged_and_add_up(report: Report):
     assert (soft.device, soft.cycles, soft.reason) == ("host", 0, "no exponentials")
     # The ten cycles after the last layer (halt) belong to none.
     assert sum(row.cycles for row in report.layers) == report.cycles - 10
+
+
+def test_a_table_loaded_early_takes_no_time_from_the_layers_before_it():
+    # `relu2` belongs to `b`, but its table is loaded while `a` still runs.
+    report = _report(
+        {
+            "a": _layer(ddr_bytes=500, start=10, end=600, instructions=5),
+            "relu": _layer(start=5, end=20, instructions=1),
+            "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
+            "relu2": _layer(start=570, end=590, instructions=1),
+        }
+    )
+    a, b, _ = report.layers
+    assert (a.fused, a.cycles) == (["relu"], 600)
+    assert (b.fused, b.cycles) == (["relu2"], 400)
 
 
 def test_bounds(report: Report):
@@ -97,7 +119,7 @@ def test_summary_is_short_and_labelled(report: Report):
     text = "\n".join(lines)
     assert "array busy 50%, waits 40% for semaphores, 10% for work" in text
     assert "39/40 right" in text
-    assert "host       1 layers, not timed: a test" in text
+    assert "host       1 layer, not timed: a test" in text
 
 
 def test_table_can_be_cut(report: Report):

@@ -5,8 +5,9 @@ and its least DDR bytes (weights and parameters once; of activations what cannot
 over DDR's peak bandwidth. Bound of the network: the larger of the two sums. The parts come from the
 compiler (`Program.layer_info`); no schedule, however fused, can be faster.
 
-Cycles of a layer: from the end of everything before it to the end of its last instruction, so that
-overlapping layers are counted once and the column adds up to the whole.
+Cycles of a layer, with those fused into it: from the end of everything before it to the end of its
+last instruction, so that overlapping layers are counted once and the column adds up to the whole.
+A layer prepared while the one before it still runs can so be shown below its own bound.
 """
 
 from __future__ import annotations
@@ -195,30 +196,30 @@ def _layer_rows(
     info: list[dict[str, Any]], simulation: Simulation, target: Hardware
 ) -> list[LayerRow]:
     """Merge the compiler's layers with the simulator's; a fused layer joins the one before it."""
-    measured: dict[str, tuple[int, int, int, dict[str, int]]] = {}
+    measured: dict[str, tuple[int, dict[str, int]]] = {}
     base = 0
     for result in simulation.programs.values():
-        done = 0
-        for name, counters in sorted(result.layers.items(), key=lambda item: item[1]["end"]):
+        for name, counters in result.layers.items():
             busy = result.layer_engines.get(name, {}).get("mac", {}).get("busy", 0)
-            spent = max(0, counters["end"] - done)
-            done = max(done, counters["end"])
             moved = {**counters, "start": base + counters["start"], "end": base + counters["end"]}
-            measured[name] = (spent, busy, base, moved)
+            measured[name] = (busy, moved)
         # What follows the last named instruction belongs to no layer, but to the whole.
         base += result.cycles
     groups: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for row in info:
         # Fused layers bring no transfers of their own.
         known = measured.get(str(row.get("name")))
-        moves = known is not None and known[3]["ddr_bytes"] > 0
+        moves = known is not None and known[1]["ddr_bytes"] > 0
         on_chip = row.get("device") == "tpu"
         if on_chip and not moves and groups and groups[-1][0].get("device") == "tpu":
             groups[-1][1].append(row)
         else:
             groups.append((row, []))
+    spent = _time_spent(
+        [[str(r.get("name")) for r in (head, *tail)] for head, tail in groups], simulation
+    )
     rows: list[LayerRow] = []
-    for head, tail in groups:
+    for (head, tail), cycles in zip(groups, spent, strict=True):
         every = [head, *tail]
         array = sum(int(row.get("padded_cycles", 0)) for row in every)
         least = sum(int(row.get("min_ddr_bytes", 0)) for row in every)
@@ -231,19 +232,38 @@ def _layer_rows(
                 device=str(head.get("device", "")),
                 fused=[str(row.get("name", "")) for row in tail],
                 macs=sum(int(row.get("macs", 0)) for row in every),
-                cycles=sum(part[0] for part in parts),
+                cycles=cycles,
                 bound_cycles=max(float(array), ddr),
                 limit="ddr" if ddr > array else "array",
-                ddr_bytes=sum(part[3]["ddr_bytes"] for part in parts),
+                ddr_bytes=sum(part[1]["ddr_bytes"] for part in parts),
                 min_ddr_bytes=least,
                 sram_bytes=max(int(row.get("sram_bytes", 0)) for row in every),
-                mac_busy=sum(part[1] for part in parts),
-                start=min((part[3]["start"] for part in parts), default=0),
-                end=max((part[3]["end"] for part in parts), default=0),
+                mac_busy=sum(part[0] for part in parts),
+                start=min((part[1]["start"] for part in parts), default=0),
+                end=max((part[1]["end"] for part in parts), default=0),
                 reason=str(head.get("reason", "")),
             )
         )
     return rows
+
+
+def _time_spent(groups: list[list[str]], simulation: Simulation) -> list[int]:
+    """Return the cycles of each group of fused layers.
+
+    A group ends with the last instruction of any of its layers: a fused layer alone may consist of
+    a table that is loaded long before, while other layers still run.
+    """
+    spent = [0] * len(groups)
+    for result in simulation.programs.values():
+        ends = [
+            max((result.layers[name]["end"] for name in names if name in result.layers), default=0)
+            for names in groups
+        ]
+        done = 0
+        for at in sorted(range(len(groups)), key=ends.__getitem__):
+            spent[at] += max(0, ends[at] - done)
+            done = max(done, ends[at])
+    return spent
 
 
 MAX_TRANSFERS = 6000

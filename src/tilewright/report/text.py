@@ -16,6 +16,11 @@ def size(count: float) -> str:
     return f"{count:.2f} GiB"
 
 
+def _macs(count: int) -> str:
+    """Return a number of multiply-accumulates, in millions when there are that many."""
+    return f"{count / 1e6:,.1f} M" if count >= 1_000_000 else f"{count:,}"
+
+
 def summary(report: Report) -> list[str]:
     """Return the closing summary; every figure says whether it is simulated or estimated."""
     lines = [f"{report.model} on {report.target}"]
@@ -28,7 +33,7 @@ def summary(report: Report) -> list[str]:
             f"  bound      {report.bound:,.0f} cycles by {report.limit} (estimated); "
             f"{report.ratio:.2f} x bound",
             f"  array      {report.array_use:.1%} of {report.array_size}x{report.array_size} "
-            f"used over {report.macs / 1e6:,.1f} M MACs (simulated)",
+            f"used over {_macs(report.macs)} MACs (simulated)",
             f"  DDR        {size(report.ddr_bytes)} moved (simulated), least "
             f"{size(report.min_ddr_bytes)} (estimated)",
             f"  waiting    {_waiting(report)}",
@@ -42,7 +47,7 @@ def summary(report: Report) -> list[str]:
     if on_host:
         reasons = "; ".join(dict.fromkeys(str(step["reason"]) for step in report.host))
         reasons = reasons if len(reasons) <= 60 else reasons[:57] + "..."
-        lines.append(f"  host       {on_host} layers, not timed: {reasons}")
+        lines.append(f"  host       {on_host} layer{'s' * (on_host != 1)}, not timed: {reasons}")
     lines += [f"  {row.name:<10} {row.value} ({row.over})" for row in report.accuracy[:6]]
     return lines
 
