@@ -64,6 +64,8 @@ class Compiled:
     decisions: list[Decision]
     seconds: dict[str, float]
     """Wall time of every phase."""
+    dtype: str = "int8"
+    """Number type of the activations: `int8` or `fp16`."""
 
 
 def _ignore(phase: str, done: float) -> None:
@@ -173,7 +175,7 @@ def compile_model(
                 "E0301",
                 "int8 needs calibration data",
                 ["no samples and no calibration table were given"],
-                "give --calibration-data FOLDER (pictures, .npy or .npz)",
+                "give --calibration-data FOLDER (pictures, .npy or .npz), or --fp32",
             )
         progress("calibrate", 0.25)
         start = time.perf_counter()
@@ -204,4 +206,4 @@ def compile_model(
     start = time.perf_counter()
     program = assemble(stages["quant"].module, module, context.weights, target)
     seconds["assemble"] = time.perf_counter() - start
-    return Compiled(program, target, stages, table, list(context.decisions), seconds)
+    return Compiled(program, target, stages, table, list(context.decisions), seconds, dtype)

@@ -37,7 +37,9 @@ def test_version(capsys: pytest.CaptureFixture[str]):
         (["compil"], "did you mean `compile`?"),
         (["qqq"], "commands: compile"),
         (["compile"], "model"),
-        (["compile", "m.onnx", "--targt", "x"], "--targt"),
+        (["compile", "m.onnx", "--targt", "x"], "did you mean `--target`?"),
+        (["compile", "m.onnx", "--calibration", "x"], "`--calibration-data`"),
+        (["compile", "m.onnx", "n.onnx"], "`n.onnx` is one argument too many"),
         (["--nothing"], "--nothing"),
         (["zoo", "prepare"], "name of a model"),
         (["zoo", "prepare", "nope"], "pplcnet"),
@@ -65,8 +67,8 @@ def test_usage_errors(arguments: list[str], word: str, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
-        (["compile", "no.onnx", "--calibration-data", "."], "E0301"),
-        (["compile", "no.onnx"], "E0301"),
+        (["compile", "no.onnx", "--calibration-data", "."], "E0101"),
+        (["compile", "no.onnx"], "E0101"),
         (["compile", "no.onnx", "--fp32"], "E0101"),
         (["compile", "no.onnx", "--target", "nochip"], "E0201"),
         (["compile", "no.onnx", "-o", "missing/folder/x.tpupkg"], "E0701"),

@@ -87,6 +87,8 @@ def test_integer_levels_are_equal(model: Path, samples: Path, capsys: pytest.Cap
     assert main([*arguments, "--levels", "float,quant", "--quiet"]) == 0
     text = capsys.readouterr().out
     assert "worst first" in text
+    assert main([*arguments, "--levels", "float,tpu", "--quiet", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["equal"] is None
     values = [float(line.split()[1]) for line in text.splitlines()[3:]]
     assert values == sorted(values)
     assert values[0] > 15
@@ -127,11 +129,25 @@ def test_wrong_options_leave_nothing(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ):
-    assert main([*_compile(model, samples, tmp_path / "a.tpupkg"), *change]) in (1, 2)
+    assert main([*_compile(model, samples, tmp_path / "a.tpupkg"), *change]) == exit_code
     told = capsys.readouterr().err
     assert f"error[{code}]" in told
     assert list(tmp_path.iterdir()) == []
-    del exit_code
+
+
+def test_what_is_wrong_with_the_model_is_said_before_calibration_is_asked_for(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(model.read_bytes()[:-40])
+    assert main(["compile", str(broken), "-o", str(tmp_path / "a.tpupkg"), "-q"]) == 1
+    assert "error[E0101]" in capsys.readouterr().err
+    assert main(["compile", str(model), "-o", str(tmp_path / "a.tpupkg"), "-q"]) == 1
+    told = capsys.readouterr().err
+    assert "error[E0301]: int8 needs calibration data" in told
+    assert "--calibration-data" in told
+    assert "--fp32" in told
+    assert not (tmp_path / "a.tpupkg").exists()
 
 
 def test_one_corrupt_picture_is_named(

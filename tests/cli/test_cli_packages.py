@@ -28,6 +28,8 @@ def test_inspect(package: Path, capsys: pytest.CaptureFixture[str]):
     assert "plus" in text
     assert main(["inspect", str(package), "--ir", "quant"]) == 0
     assert capsys.readouterr().out == "module {}\n"
+    found = _json(capsys, "inspect", str(package), "--ir", "quant")
+    assert found == {"level": "quant", "ir": "module {}\n"}
     assert main(["inspect", str(package), "--ir", "rtl"]) == 2
     assert "quant" in capsys.readouterr().err
 

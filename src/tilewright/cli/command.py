@@ -40,10 +40,30 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("allow_abbrev", False)
         super().__init__(*args, **kwargs)
+        self.chosen: Parser | None = None
+        """The subcommand's parser that has its options, if one has."""
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
         raise UsageError("E0702", message, hint=f"`{self.prog} --help` explains the options")
+
+    def unknown(self, rest: Sequence[str]) -> NoReturn:
+        """Refuse what no option or argument took, naming the nearest option."""
+        import difflib
+
+        flag = rest[0].split("=", 1)[0]
+        if not flag.startswith("-"):
+            self.error(f"`{rest[0]}` is one argument too many")
+        options = [name for action in self._actions for name in action.option_strings]
+        near = [name for name in options if len(flag) > 3 and name.startswith(flag)]
+        near = near[:3] or difflib.get_close_matches(flag, options, n=1)
+        raise UsageError(
+            "E0702",
+            f"there is no option `{flag}`",
+            hint=f"did you mean {' or '.join(f'`{name}`' for name in near)}?"
+            if near
+            else f"`{self.prog} --help` explains the options",
+        )
 
 
 def _common() -> Parser:
@@ -77,6 +97,7 @@ def build_parser(only: str | None = None) -> Parser:
         )
         if name == only:
             import_module(f"tilewright.cli.{name}").configure(command)
+            parser.chosen = command
     return parser
 
 
@@ -122,7 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(arguments: list[str]) -> int:
     name = _named_command(arguments)
     parser = build_parser(name)
-    options = parser.parse_args(arguments)
+    options, rest = parser.parse_known_args(arguments)
+    if rest:
+        (parser.chosen or parser).unknown(rest)
     if options.version:
         from importlib.metadata import version
 

@@ -17,7 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "tilewright compile m.onnx --target edge16 --calibration-data pictures/ -o m.tpupkg\n"
         "tilewright compile zoo:pplcnet --target tiny8 -o p.tpupkg\n"
     )
-    parser.add_argument("--output", "-o", type=Path, help="package to write (MODEL.tpupkg)")
+    parser.add_argument(
+        "--output", "-o", type=Path, help="package to write (default MODEL-TARGET.tpupkg)"
+    )
     parser.add_argument("--report", type=Path, metavar="FILE.html", help="also write a report")
     parser.add_argument(
         "--no-simulate", action="store_true", help="do not simulate cycles for the summary"
@@ -52,8 +54,8 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="for pictures: imagenet, unit, signed, caffe or raw, then ,key=value...",
     )  # fmt: skip
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="INPUT=1x3x224x224",
-        help="shape of an input with dynamic dimensions (may be repeated)",
+        "--shape", action="append", default=[], metavar="NAME=1x3x224x224",
+        help="shape of an input, or size of a symbolic dimension (N=1); may be repeated",
     )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--dtype", choices=("int8", "float32"), default="int8", help="number type")
@@ -78,8 +80,8 @@ def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
         if not equals or not name or not all(p.isdecimal() and int(p) > 0 for p in parts):
             raise UsageError(
                 "E0702",
-                f"--shape `{text}` must be written INPUT=AxBxC",
-                ["for example x=1x3x224x224"],
+                f"--shape `{text}` must be written NAME=AxBxC",
+                ["for example x=1x3x224x224, or N=1 for a symbolic dimension"],
             )
         shapes[name] = tuple(int(part) for part in parts)
     return shapes
@@ -90,11 +92,11 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
 
     Raises:
         UsageError: an option is wrong.
-        TilewrightError: E0301 when int8 has no calibration data.
+        TilewrightError: E0301 when the calibration data cannot be found.
     """
     from tilewright.api import CompileOptions
     from tilewright.compiler import LEVELS
-    from tilewright.diagnostics import TilewrightError, UsageError
+    from tilewright.diagnostics import UsageError
     from tilewright.runtime.preprocess import list_samples, parse_preprocess
 
     if options.calibration_samples < 1:
@@ -104,13 +106,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     calibration: Any = options.calibration_data
     if calibration is not None:
         list_samples(calibration)
-    elif options.dtype == "int8":
-        if not options.model.startswith("zoo:"):
-            raise TilewrightError(
-                "E0301",
-                "int8 needs calibration data",
-                hint="give --calibration-data FOLDER (pictures, .npy or .npz), or --fp32",
-            )
+    elif options.dtype == "int8" and options.model.startswith("zoo:"):
         from tilewright.zoo import inputs
 
         calibration = inputs(
@@ -146,10 +142,10 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or default_output(options.model, target)
     for path in filter(None, (output, options.report)):
         check_writable(path)
+    resolve_model(options.model)
     asked = compile_options(options, options.keep_ir)
     start = time.perf_counter()
     with Progress(options.quiet) as progress:
-        resolve_model(options.model)
         made = build(options.model, target, asked, progress)
         size = made.package.save(output)
         seconds = time.perf_counter() - start

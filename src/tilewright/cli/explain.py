@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 
@@ -43,7 +44,12 @@ def run(options: argparse.Namespace) -> int:
     by_layer: dict[str, list[str]] = {name: [] for name in known}
     for row in decisions:
         mark = "did" if row["fired"] else "did not"
-        extra = ", ".join(f"{key} {value}" for key, value in row["details"].items())
+        # What the sentence already says, and empty lists, are left to --json.
+        extra = ", ".join(
+            f"{key} {value}"
+            for key, value in row["details"].items()
+            if value not in ([], {}, "", None) and not _says(row["reason"], value)
+        )
         by_layer.setdefault(row["layer"], []).append(
             f"  {row['stage']} {mark}: {row['reason']}" + (f" ({extra})" if extra else "")
         )
@@ -60,3 +66,8 @@ def run(options: argparse.Namespace) -> int:
         for line in lines:
             print(line)
     return 0
+
+
+def _says(reason: str, value: object) -> bool:
+    """Tell whether a sentence contains a detail's value as a word."""
+    return re.search(rf"(?<![\w.]){re.escape(str(value))}(?![\w.])", reason) is not None

@@ -32,7 +32,11 @@ def run(options: argparse.Namespace) -> int:
                 f"the package holds no IR of level `{options.ir}`",
                 hint=f"it holds: {', '.join(levels) or 'none'}",
             )
-        print(content.extras[member].decode("utf-8", "replace"), end="")
+        text = content.extras[member].decode("utf-8", "replace")
+        if options.json:
+            print_json({"level": options.ir, "ir": text})
+        else:
+            print(text, end="")
         return 0
     summary = summarise(content, options.package)
     if options.json:

@@ -17,7 +17,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "($TILEWRIGHT_CACHE); their sums are checked."
     )
     parser.add_argument(
-        "action", nargs="?", choices=("list", "prepare", "inputs"), default="list", help="what"
+        "action",
+        nargs="?",
+        choices=("list", "prepare", "inputs"),
+        default="list",
+        help="list (the default), prepare (fetch or make one), inputs (write inputs for one)",
     )
     parser.add_argument("model", nargs="?", help="name of a model")
     parser.add_argument("--output", "-o", type=Path, help="inputs: the .npz file to write")

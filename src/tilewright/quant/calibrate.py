@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.diagnostics import TilewrightError
+from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.quant.observers import METHODS, Observer, choose
 from tilewright.quant.table import CalibrationTable
 
@@ -49,7 +49,7 @@ def calibrate(
     from tilewright.runtime.float_executor import TopSession
 
     if method not in METHODS:
-        raise TilewrightError(
+        raise UsageError(
             "E0702",
             f"there is no calibration method `{method}`",
             details=[f"legal are {', '.join(METHODS)}"],

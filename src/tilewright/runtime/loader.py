@@ -115,11 +115,11 @@ def _code(path: Path, name: str, data: bytes, target: Hardware) -> bytes:
 
 
 def _bad(path: Path, what: str, *details: str) -> TilewrightError:
+    hint = "write it again with `tilewright compile`"
+    if path.suffix.lower() == ".onnx":
+        hint = f"this command takes a package: `tilewright compile {path}` makes one"
     return TilewrightError(
-        "E0601",
-        f"package `{path}` {what}",
-        [line for line in details if line],
-        "write it again with `tilewright compile`",
+        "E0601", f"package `{path}` {what}", [line for line in details if line], hint
     )
 
 

@@ -333,5 +333,5 @@ def _field_error(item: Any) -> str:
     unit, legal = field_unit(name), field_range(name)
     suffix = (f" {unit}" if unit else "") + (f"; legal: {legal}" if legal else "")
     if item["type"] == "missing":
-        return f"{name}: missing{suffix}"
+        return f"{name}: missing" + (f" ({suffix.strip(' ;')})" if suffix else "")
     return f"{name}: {item['input']!r}{suffix} ({item['msg'][0].lower()}{item['msg'][1:]})"

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.tools.common import ToolParser, load_target, read_input, run_tool, write_output
+from tilewright.tools.common import (
+    DEFAULT_TARGET,
+    ToolParser,
+    load_target,
+    read_input,
+    run_tool,
+    write_output,
+)
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -32,10 +39,10 @@ Read a module, run passes, print or write the result.
 Passes run in the order written: `--NAME` or `--NAME="option=value"` for any pass, or a textual
 pipeline. Modules keep their weights in NAME.weights.safetensors beside NAME.mlir.
 
-  tpu-mlir-opt --convert-onnx-to-top model.mlir -o model_top.mlir
-  tpu-mlir-opt --quantize --calibration-data=images/ model_top.mlir -o model_quant.mlir
-  tpu-mlir-opt --convert-top-to-tpu --hardware-config=edge16 model_quant.mlir -o model_tpu.mlir
-  tpu-mlir-opt --pass-pipeline="builtin.module(func.func(fold-constants,dce))" model_top.mlir
+  tpu-mlir-opt --convert-onnx-to-top m.mlir -o top.mlir
+  tpu-mlir-opt --quantize --calibration-data=images/ --hardware-config=edge16 top.mlir -o quant.mlir
+  tpu-mlir-opt --convert-top-to-tpu quant.mlir -o tpu.mlir
+  tpu-mlir-opt --pass-pipeline="builtin.module(func.func(top-fold-constants,canonicalize))" top.mlir
 """
 
 
@@ -67,7 +74,10 @@ def build_parser() -> ToolParser:
     quant = parser.add_argument_group("quantisation")
     quant.add_argument("--calibration-data", metavar="DIR", help="folder of images, .npy or .npz")
     quant.add_argument(
-        "--calibration-method", metavar="NAME", default="kl", help="max or kl (default kl)"
+        "--calibration-method",
+        metavar="NAME",
+        default="kl",
+        help="max, kl, mse or percentile (default kl)",
     )
     quant.add_argument(
         "--calibration-samples",
@@ -82,7 +92,12 @@ def build_parser() -> ToolParser:
         default="imagenet",
         help="how pictures become inputs (default imagenet)",
     )
-    add("--hardware-config", metavar="TARGET", help="name of a shipped target, or a YAML file")
+    add(
+        "--hardware-config",
+        metavar="TARGET",
+        help="name of a shipped target, or a YAML file (default: the one the module was quantised "
+        f"for, else {DEFAULT_TARGET})",
+    )
     show = parser.add_argument_group("looking inside")
     show.add_argument("--print-op-stats", action="store_true", help="count operations, not the IR")
     show.add_argument("--print-ir-before", metavar="PASS,...", help="print before (all) passes")
