@@ -27,10 +27,6 @@ fi
 if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
   apt_install python3-venv
 fi
-# The demo draws its pages with this font.
-if [ ! -e /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf ]; then
-  apt_install fonts-dejavu-core || say "without DejaVu fonts the demo cannot draw its pages"
-fi
 
 # A half-made or moved environment cannot run its own pip: begin again.
 if [ -e .venv ] && ! .venv/bin/python -m pip --version >/dev/null 2>&1; then
@@ -51,11 +47,10 @@ if [ "$kind" = run ]; then
 fi
 say "installing tilewright with its test tools"
 if [ "${TORCH:-1}" = 1 ] && ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-  # PyPI's Linux wheel brings gigabytes of CUDA: take a wheel that lies on this machine, else the CPU build.
+  # A wheel that pip's own settings find on this machine saves a large download; else the registry's.
   version=2.13.0
   "${pip[@]}" install --no-index --no-deps "torch==$version" 2>/dev/null \
-    || "${pip[@]}" install --no-deps --retries 1 --timeout 60 --index-url https://download.pytorch.org/whl/cpu "torch==$version" \
-    || say "no CPU build of torch $version found; the tests that need torch will be skipped"
+    || "${pip[@]}" install "torch==$version"
 fi
 if .venv/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("torch") is None)'; then
   "${pip[@]}" install -e '.[dev,torch]'

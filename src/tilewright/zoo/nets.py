@@ -43,8 +43,7 @@ def _torch() -> Any:
         raise TilewrightError(
             "E0703",
             "this model's weights are a PyTorch file, and torch is not installed",
-            hint="pip install 'tilewright[torch]' (for the CPU build add "
-            "--extra-index-url https://download.pytorch.org/whl/cpu)",
+            hint="pip install 'tilewright[torch]' (torch's CPU build is enough)",
         ) from error
     return torch
 
