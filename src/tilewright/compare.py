@@ -1,7 +1,10 @@
 """Comparing two levels of a compiled model, layer by layer.
 
-Integer levels (quant, linalg, affine, tpu) must agree in every code. The float level is compared
-with an integer one by signal to noise: the float value against the dequantised codes.
+Integer levels (quant, linalg, affine, tpu) must agree in every code; those of fp16 within a
+relative `HALF_TOLERANCE` of the layer's largest magnitude, each layer of the quant level computed
+from the other's operands (else differences of rounding would add up). The float level is compared
+with a lower one by signal to noise: the float value against the dequantised codes, or the fp16
+value.
 
 The quant and tpu levels run the whole model. The linalg and affine levels run segment by segment,
 each fed with the quant level's codes, so a fault shows in the segment that has it.
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     from tilewright.compiler import Compiled
 
 Array = npt.NDArray[Any]
+HALF_TOLERANCE = 2.0**-9
+"""How far two fp16 levels may be apart, relative to the layer's largest magnitude."""
 LEVELS = ("float", "quant", "linalg", "affine", "tpu")
 
 
@@ -39,6 +44,15 @@ class LayerDifference:
     sqnr_db: float | None
     """Signal to noise of the second level against the float one; None between integer levels."""
     cosine: float | None
+    relative: float | None = None
+    """Of fp16 levels: largest difference over largest magnitude."""
+
+    @property
+    def agrees(self) -> bool:
+        """Whether two levels below float are as close as their number type asks for."""
+        if self.relative is not None:
+            return self.relative <= HALF_TOLERANCE
+        return not self.differing
 
 
 @dataclass(frozen=True)
@@ -57,9 +71,21 @@ class Comparison:
         """Whether all values that both levels have are equal."""
         return all(not layer.differing for layer in self.layers)
 
+    @property
+    def agrees(self) -> bool:
+        """Whether all values that both levels have are close enough: equal, for integers."""
+        return all(layer.agrees for layer in self.layers)
 
-def level_values(compiled: Compiled, level: str, inputs: Mapping[str, Array]) -> dict[str, Array]:
+
+def level_values(
+    compiled: Compiled,
+    level: str,
+    inputs: Mapping[str, Array],
+    replace: Mapping[str, Array] | None = None,
+) -> dict[str, Array]:
     """Return every layer's value at a level: float32, or codes in the layout they are stored in.
+
+    With `replace`, another level's values, the quant level computes each layer from those.
 
     Raises:
         UsageError: unknown level.
@@ -79,7 +105,8 @@ def level_values(compiled: Compiled, level: str, inputs: Mapping[str, Array]) ->
         outputs, tensors = executor.run_tensors(inputs, writers(compiled))
         return {**tensors, **{f"output {name}": array for name, array in outputs.items()}}
     quant = compiled.stages["quant"]
-    outputs, layers = QuantSession(quant.module, quant.weights).run_layers(inputs)
+    session = QuantSession(quant.module, quant.weights)
+    outputs, layers = session.run_layers(inputs, replace if level == "quant" else None)
     if level == "quant":
         return {**layers, **{f"output {name}": array for name, array in outputs.items()}}
     return _segments(compiled, level, layers)
@@ -164,8 +191,8 @@ def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Ar
         UsageError: unknown level.
         TilewrightError: E0502 when the levels have no layer in common.
     """
-    left = level_values(compiled, first, inputs)
     right = level_values(compiled, second, inputs)
+    left = level_values(compiled, first, inputs, right if compiled.dtype == "fp16" else None)
     known = scales(compiled)
     layers: list[LayerDifference] = []
     for name, array in left.items():
@@ -180,12 +207,13 @@ def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Ar
         elif "float" in (first, second):
             layers.append(_real(name, array, other))
         else:
-            layers.append(_exact(name, array, other))
+            layers.append(_apart(name, array, other, compiled.dtype == "fp16"))
     if not layers:
         raise TilewrightError("E0502", f"levels `{first}` and `{second}` share no layer")
     layers.sort(
         key=lambda item: (
             item.sqnr_db if item.sqnr_db is not None else math.inf,
+            -(item.relative or 0.0),
             -item.differing / max(1, item.elements),
         )
     )
@@ -198,11 +226,19 @@ def _dequantise(array: Array, scale: tuple[float, int]) -> Array:
     return (array.astype(np.int32) - scale[1]).astype(np.float32) * np.float32(scale[0])
 
 
-def _exact(name: str, a: Array, b: Array) -> LayerDifference:
+def _apart(name: str, a: Array, b: Array, tolerant: bool) -> LayerDifference:
+    """Compare two levels below float; `tolerant` measures the difference against the values."""
     wide = np.float64 if a.dtype.kind == "f" else np.int64
     apart = np.abs(a.astype(wide) - b.astype(wide))
-    largest = float(apart.max(initial=0))
-    return LayerDifference(name, a.size, int(np.count_nonzero(apart)), largest, None, None)
+    largest, relative = float(apart.max(initial=0)), None
+    if tolerant:
+        magnitude = float(np.abs(a.astype(wide)).max(initial=0))
+        relative = largest / magnitude if magnitude else (0.0 if not largest else math.inf)
+        if not math.isfinite(relative):
+            relative = math.inf  # a NaN on either side agrees with nothing
+    return LayerDifference(
+        name, a.size, int(np.count_nonzero(apart)), largest, None, None, relative
+    )
 
 
 def _real(name: str, reference: Array, value: Array) -> LayerDifference:

@@ -33,7 +33,7 @@ from tilewright.codegen.program import (
     TpuStep,
 )
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.quant import quantised, shape_of
+from tilewright.dialects.quant import quantised, shape_of, uniform_of
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.weights import WeightStore
 from tilewright.runtime.top_to_onnx import boundary_names, main_function, top_to_onnx
@@ -87,7 +87,7 @@ class _Assembly:
         for segment, device, ops in self._segments():
             for op in ops:
                 for result in op.results:
-                    if _is_quantised(result):
+                    if on_chip(result):
                         self._tensor(result, op)
             if device == "tpu":
                 program = programs.get(f"tpu_{segment}")
@@ -158,8 +158,8 @@ class _Assembly:
         return [(number, *found[number]) for number in sorted(found)]
 
     def _tensor(self, value: SSAValue, op: Operation) -> None:
-        name, kind = _layer(op), quantised(value)
-        shape = shape_of(value)
+        name, shape = _layer(op), shape_of(value)
+        half = _element(value) == "f16"
         entry = self.offsets.get(name)
         if isinstance(entry, DictionaryAttr):
             offset = entry.data["offset"]
@@ -168,9 +168,13 @@ class _Assembly:
         elif _on_host(op):
             # Only the host touches it: it needs a place of its own.
             place = align(self.workspace, self.hardware.tensor_alignment)
-            self.workspace = place + int(np.prod(shape, dtype=np.int64))
+            self.workspace = place + int(np.prod(shape, dtype=np.int64)) * (2 if half else 1)
         else:
             return  # lives in SRAM only, or shares its producer's bytes
+        if half:
+            self.tensors[name] = TensorInfo(name, shape, place, "fp16", layer=name)
+            return
+        kind = quantised(value)
         self.tensors[name] = TensorInfo(
             name, shape, place, "int8", kind.step, kind.zero, -127 if kind.zero == 0 else -128,
             name,
@@ -198,21 +202,21 @@ class _Assembly:
             pending.clear()
 
         for op in ops:
-            if op.name == "quant.quantize":
+            if enters_chip(op):
                 source, perm = op.operands[0], None
                 producer = source.owner
                 if (
                     isinstance(producer, Operation)
                     and producer.name == "top.transpose"
                     and producer in pending
-                    and all(use.operation.name == "quant.quantize" for use in source.uses)
+                    and all(enters_chip(use.operation) for use in source.uses)
                 ):
                     folded.add(producer)
                     perm, source = _perm(producer), producer.operands[0]
                 flush()
                 self.steps.append(StoreStep(self.names[source], _layer(op), perm))
                 stored.add(_layer(op))
-            elif op.name == "quant.dequantize":
+            elif leaves_chip(op):
                 source = op.operands[0]
                 name = _layer(source.owner)
                 if name in stored:
@@ -228,7 +232,7 @@ class _Assembly:
                     folded.add(transpose)
                     perm, result = _perm(transpose), transpose.results[0]
                 self.steps.append(LoadStep(name, self.names[result], shape_of(result), perm))
-            elif any(_is_quantised(value) for value in (*op.operands, *op.results)):
+            elif any(on_chip(value) for value in (*op.operands, *op.results)):
                 raise TilewrightError("E0501", f'"{_layer(op)}" ({op.name}) cannot run on the host')
             elif op not in folded:
                 pending.append(op)
@@ -323,10 +327,26 @@ class _Assembly:
             self.steps.append(HostStep(f"copy_{name}", content, tuple(inputs), (name,), reason))
 
 
-def _is_quantised(value: SSAValue) -> bool:
-    from tilewright.dialects.quant import uniform_of
+def on_chip(value: SSAValue) -> bool:
+    """Tell whether a value is of a type that only the chip computes with: codes or fp16."""
+    return uniform_of(value) is not None or _element(value) == "f16"
 
-    return uniform_of(value) is not None
+
+def enters_chip(op: Operation) -> bool:
+    """Tell whether an op turns a float of the host into the chip's number type."""
+    half = op.name == "top.cast" and _element(op.results[0]) == "f16"
+    return op.name == "quant.quantize" or half
+
+
+def leaves_chip(op: Operation) -> bool:
+    """Tell whether an op turns the chip's number type into a float of the host."""
+    half = op.name == "top.cast" and _element(op.operands[0]) == "f16"
+    return op.name == "quant.dequantize" or half
+
+
+def _element(value: SSAValue) -> str:
+    kind = value.type
+    return str(kind.element_type) if isinstance(kind, TensorType) else str(kind)
 
 
 def _on_host(op: Operation) -> bool:

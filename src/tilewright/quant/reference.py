@@ -65,18 +65,25 @@ class QuantSession:
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """Return the outputs by name; values are freed after their last use."""
-        return self._run(inputs, keep=False)[0]
+        return self._run(inputs, keep=False, replace={})[0]
 
-    def run_layers(self, inputs: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Array]]:
+    def run_layers(
+        self, inputs: Mapping[str, Array], replace: Mapping[str, Array] | None = None
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
         """Return the outputs by name, and every layer's value by the user's name.
 
         Further results of a layer are `name:1`... Helper ops beside a layer have names of their
         own, such as `conv1/requantize`.
+
+        Args:
+            inputs: an array for each argument.
+            replace: values by layer that later layers read instead of the one computed here. Each
+                layer is then computed from these, so that differences do not add up.
         """
-        return self._run(inputs, keep=True)
+        return self._run(inputs, True, replace or {})
 
     def _run(
-        self, inputs: Mapping[str, Array], keep: bool
+        self, inputs: Mapping[str, Array], keep: bool, replace: Mapping[str, Array]
     ) -> tuple[dict[str, Array], dict[str, Array]]:
         run = _Run(self.weights, self.host)
         run.bind(self.main, self.inputs, inputs)
@@ -90,7 +97,10 @@ class QuantSession:
                 run.values[value] = array
                 if keep and op.name not in ("top.weight", "top.none"):
                     layer = layer_of(op)
-                    kept[layer if index == 0 else f"{layer}:{index}"] = array
+                    name = layer if index == 0 else f"{layer}:{index}"
+                    kept[name] = array
+                    if name in replace:
+                        run.values[value] = replace[name].reshape(array.shape).astype(array.dtype)
             run.release(op)
         raise TilewrightError("E0501", "the function does not return")
 

@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import Any
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr, f16
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
@@ -71,7 +71,10 @@ def bound_cycles(records: list[dict[str, Any]], hardware: Hardware) -> float:
 def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
     """Return multiply-accumulates and least array cycles of an op (0 for other ops)."""
     size = hardware.array_size
-    if op.name == "quant.conv":
+    kind = op.name.split(".")[-1]
+    if _text(op, "device") != "tpu":
+        return 0, 0
+    if kind == "conv":
         out_channels, group_in, k_h, k_w = shape_of(op.operands[1])
         pixels = prod(shape_of(op.results[0])) // out_channels
         group = _number(op, "group")
@@ -82,17 +85,17 @@ def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
         pack = max(1, min(group, size // group_in, size // group_out)) if group > 1 else 1
         blocks = ceil(group / pack) * ceil(pack * group_out / size)
         return macs, pixels * blocks * ceil(pack * group_in * k_h * k_w / size)
-    if op.name == "quant.linear":
+    if kind == "linear":
         columns, depth = shape_of(op.operands[1])
         rows = prod(shape_of(op.results[0])) // columns
         return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
-    if op.name == "quant.matmul":
+    if kind == "matmul":
         left, right = shape_of(op.operands[0]), shape_of(op.operands[1])
         depth, columns = right[-2], right[-1]
         rows = prod(shape_of(op.results[0])) // columns
         del left
         return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
-    if op.name == "quant.avg_pool":
+    if kind == "avg_pool":
         kernel = _numbers(op, "kernel")
         count = prod(shape_of(op.results[0]))
         channels = shape_of(op.results[0])[-1 if _text(op, "layout") == "nhwc" else 1]
@@ -114,7 +117,7 @@ def least_ddr_bytes(op: Operation, weights: WeightStore, hardware: Hardware) -> 
             total += _crossing(value, owner, op, hardware)
     for value in op.results:
         users = [use.operation for use in value.uses]
-        size = prod(shape_of(value))
+        size = prod(shape_of(value)) * _item_bytes(value)
         if any(_text(user, "device") != "tpu" for user in users):
             total += size
         else:
@@ -123,10 +126,15 @@ def least_ddr_bytes(op: Operation, weights: WeightStore, hardware: Hardware) -> 
 
 
 def _crossing(value: SSAValue, owner: Operation, op: Operation, hardware: Hardware) -> int:
-    size = prod(shape_of(value))
+    size = prod(shape_of(value)) * _item_bytes(value)
     if _text(owner, "device") != _text(op, "device"):
         return size
     return max(0, size - hardware.sram_size)
+
+
+def _item_bytes(value: SSAValue) -> int:
+    """Return the bytes of an element on the chip: codes take one, fp16 two."""
+    return 2 if getattr(value.type, "element_type", None) == f16 else 1
 
 
 def _text(op: Operation, key: str) -> str:

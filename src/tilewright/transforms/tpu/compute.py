@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from xdsl.dialects.builtin import MemRefType
@@ -13,7 +14,18 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import ConvForm, conv_form, pixel_pitch
 from tilewright.transforms.tpu import emit_conv, emit_vector
 from tilewright.transforms.tpu.emitter import Emitter
-from tilewright.transforms.tpu.nests import Nests, attr_int, attr_ints, attr_str, layer_of, root
+from tilewright.transforms.tpu.nests import (
+    Nests,
+    attr_float,
+    attr_int,
+    attr_ints,
+    attr_str,
+    ends_in_half,
+    item_bytes_of,
+    layer_of,
+    root,
+    value_bytes,
+)
 from tilewright.transforms.tpu.views import DdrBuffer, Tile, View
 
 Thunk = Callable[[], None]
@@ -40,7 +52,8 @@ class Forms:
         group = self._groups(conv, out_channels)
         x_type = root(conv.inputs[0]).type
         assert isinstance(x_type, MemRefType)
-        pitch = pixel_pitch(self.emitter.hardware, x_type.get_shape()[-1])
+        item = item_bytes_of(x_type)
+        pitch = pixel_pitch(self.emitter.hardware, x_type.get_shape()[-1], item)
         dilation = attr_ints(conv, "dilations", (1, 1))[1]
         form = conv_form(
             self.emitter.hardware,
@@ -50,8 +63,9 @@ class Forms:
             (k_h, k_w),
             dilation,
             pitch,
+            item,
         )
-        assert not form.merge_kernel_row or form.vector == k_w * pitch
+        assert not form.merge_kernel_row or form.vector * item == k_w * pitch
         return form, pitch
 
     def _groups(self, conv: GenericOp, out_channels: int) -> int:
@@ -64,21 +78,22 @@ class Forms:
     def of_output(self, conv: GenericOp, out_channels: int) -> ConvForm:
         """Return how a reduction runs that makes `out_channels` channels."""
         if attr_str(conv, "kind") == "sum":
-            kernel = attr_ints(conv, "kernel", (1, 1))
+            kernel, item = attr_ints(conv, "kernel", (1, 1)), value_bytes(conv.inputs[0])
+            if out_channels == 1:
+                return _single_channel(kernel, item)
             return conv_form(
                 self.emitter.hardware, out_channels, out_channels, out_channels,
-                (kernel[0], kernel[1]), 1,
-            ) if out_channels > 1 else _single_channel(self.emitter, kernel)  # fmt: skip
+                (kernel[0], kernel[1]), 1, element_bytes=item,
+            )  # fmt: skip
         weights = root(conv.inputs[1]).type
         assert isinstance(weights, MemRefType)
         _, group_in, k_h, k_w = weights.get_shape()
         return self.of_weights(conv, (out_channels, group_in, k_h, k_w))[0]
 
 
-def _single_channel(emitter: Emitter, kernel: tuple[int, ...]) -> ConvForm:
+def _single_channel(kernel: tuple[int, ...], item: int) -> ConvForm:
     """Return the form of a window sum over one channel (a depthwise convolution of one group)."""
-    del emitter
-    return ConvForm(True, False, 1, 1, 1, 1, 1, 1, kernel[0] * kernel[1], 1)
+    return ConvForm(True, False, 1, 1, 1, 1, 1, 1, kernel[0] * kernel[1], 1, item)
 
 
 class Compute:
@@ -145,15 +160,24 @@ class Compute:
 
     def _requant(self, op: GenericOp) -> Thunk:
         acc, bias, target = op.inputs[0], op.inputs[1], op.outputs[0]
-        zp, lo, hi = attr_int(op, "zp", 0), attr_int(op, "lo", -128), attr_int(op, "hi", 127)
+        half = value_bytes(target) == 2
+        codes = emit_conv.CodeEnd(
+            attr_int(op, "zp", 0), *(0, 0) if half else (attr_int(op, "lo"), attr_int(op, "hi"))
+        )
+        function, clamp = attr_str(op, "function"), clamp_of(op)
 
         def run() -> None:
-            parameters = self.values[bias].buffer
+            view = self.values[bias]
+            parameters = view.buffer
             assert isinstance(parameters, Tile)
+            end: emit_conv.CodeEnd | emit_conv.HalfEnd = codes
+            if half:
+                # The blocks of this tile, which may be the last and smaller one.
+                form = self.forms.of_output(self.nests.reduction_of(acc), view.sizes[-1])
+                end = emit_conv.HalfEnd(function, clamp, form.blocks)
             emit_conv.requantise(
-                self.emitter, self.values[acc], parameters, id(parameters), self.values[target],
-                zp, lo, hi,
-            )  # fmt: skip
+                self.emitter, self.values[acc], parameters, id(parameters), self.values[target], end
+            )
             # Keep the tile alive: its identity is the key of what the registers hold.
             self.nests.keep.append(parameters)
 
@@ -186,8 +210,8 @@ class Compute:
         if len(op.inputs) == 1:
             operands.insert(1, operands[0])
         function = attr_str(op, "function")
-        plain = function in ("max", "min")
-        rescale = None if plain else rescale_of(op)
+        plain = function in ("max", "min") and value_bytes(op.outputs[0]) == 1
+        rescale = None if plain else output_of(op)
         scalars = None if plain else self.nests.scalar_tile(op)
 
         def run() -> None:
@@ -202,9 +226,9 @@ class Compute:
 
     def _copy_tile(self, op: GenericOp) -> Thunk:
         x, y = op.inputs[0], op.outputs[0]
-        rescaled = "shift" in op.attributes
-        rescale = rescale_of(op) if rescaled else None
-        scalars = self.nests.scalar_tile(op) if rescaled else None
+        changed = "shift" in op.attributes or ends_in_half(op)
+        rescale = output_of(op) if changed else None
+        scalars = self.nests.scalar_tile(op) if changed else None
 
         def run() -> None:
             source, target = self.values[x], self.values[y]
@@ -262,6 +286,19 @@ def loops_of(op: GenericOp, views: list[View]) -> tuple[list[int], list[list[int
                 dims.append(None)
         steps.append(emit_vector.operand_steps(view, dims, rank))
     return counts, steps
+
+
+def clamp_of(op: GenericOp) -> tuple[float, float]:
+    """Return the bounds of a float clamp, infinite where there is none."""
+    return attr_float(op, "lo", -math.inf), attr_float(op, "hi", math.inf)
+
+
+def output_of(op: GenericOp) -> emit_vector.Rescale | emit_vector.HalfOutput:
+    """Return what an elementwise op does to its value: by integers, or in float."""
+    if value_bytes(op.outputs[0]) == 1:
+        return rescale_of(op)
+    function = attr_str(op, "function") if attr_str(op, "kind") == "copy" else ""
+    return emit_vector.HalfOutput(function or "none", clamp_of(op))
 
 
 def rescale_of(op: GenericOp) -> emit_vector.Rescale:

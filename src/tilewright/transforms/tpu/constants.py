@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -46,28 +48,30 @@ class ConstantSegment:
         return np.concatenate(self._parts) if self._parts else np.zeros(0, np.uint8)
 
 
-def pack_weights(form: ConvForm, weights: npt.NDArray[np.int8], pitch: int) -> Bytes:
-    """Pack a tile's weights [o, i/group, kh, kw] in the order `mac_conv` reads them.
+def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes:
+    """Pack a tile's weights [o, i/group, kh, kw] (int8 or fp16) in the order `mac_conv` reads them.
 
-    `pitch` is the SRAM distance of two pixels, which merged kernel rows step over. Returns
+    `pitch` is the SRAM bytes from pixel to pixel, which merged kernel rows step over. Returns
     [part, block, row, column] bytes, rows `form.weight_pitch` bytes apart.
     """
     out_channels, group_in, k_h, k_w = weights.shape
-    width = form.weight_pitch
-    packed = np.zeros((form.parts, form.part_blocks, form.weight_rows, width), np.int8)
+    kind = weights.dtype
+    assert kind.itemsize == form.element_bytes, (kind, form)
+    width, wide = form.weight_pitch // kind.itemsize, pitch // kind.itemsize
+    packed = np.zeros((form.parts, form.part_blocks, form.weight_rows, width), kind)
     if form.diagonal:
         matrix = weights.reshape(out_channels, k_h * k_w).T[None]  # part, step, column
     elif form.group_pack > 1:
         pack, group_out = form.group_pack, form.part_out_channels // form.group_pack
         grouped = weights.reshape(form.parts, pack, group_out, group_in, k_h * k_w)
-        blocks = np.zeros((form.parts, k_h * k_w, pack, group_in, pack, group_out), np.int8)
+        blocks = np.zeros((form.parts, k_h * k_w, pack, group_in, pack, group_out), kind)
         for index in range(pack):
             blocks[:, :, index, :, index, :] = grouped[:, index].transpose(0, 3, 2, 1)
         matrix = blocks.reshape(form.parts, -1, pack * group_out)
     elif form.merge_kernel_row:
-        rows = np.zeros((k_h, k_w, pitch, out_channels), np.int8)
+        rows = np.zeros((k_h, k_w, wide, out_channels), kind)
         rows[:, :, :group_in] = weights.transpose(2, 3, 1, 0)
-        matrix = rows.reshape(1, k_h * k_w * pitch, out_channels)
+        matrix = rows.reshape(1, k_h * k_w * wide, out_channels)
     else:
         parts = weights.reshape(form.parts, form.part_out_channels, group_in, k_h, k_w)
         matrix = parts.transpose(0, 3, 4, 2, 1).reshape(form.parts, -1, form.part_out_channels)
@@ -86,20 +90,43 @@ def pack_parameters(
 ) -> Bytes:
     """Pack per-channel parameters into `vec_param` blocks: biases, multipliers, shifts."""
     lanes = hardware.vector_lanes
-    blocks = np.zeros((form.parts, form.part_blocks, 9 * lanes), np.uint8)
+    columns = (
+        (0, bias.astype("<i4")),
+        (4 * lanes, mult.astype("<i4")),
+        (8 * lanes, shift.astype(np.uint8)),
+    )
+    return _pack_columns(form, 9 * lanes, columns).reshape(-1)
+
+
+def pack_biases(
+    hardware: Hardware, form: ConvForm, bias: npt.NDArray[np.float32], clamp: tuple[float, float]
+) -> Bytes:
+    """Pack float32 biases into blocks for `vec_param`, and one more with the clamp's bounds."""
+    lanes = hardware.vector_lanes
+    blocks = _pack_columns(form, 4 * lanes, [(0, bias.astype("<f4"))])
+    return np.concatenate((blocks.reshape(-1), pack_clamp(hardware, clamp)))
+
+
+def pack_clamp(hardware: Hardware, clamp: tuple[float, float]) -> Bytes:
+    """Pack the bounds of a float clamp: lanes 0 and 1 of a V register."""
+    block = np.zeros(hardware.vector_lanes, "<f4")
+    block[:2] = clamp
+    return block.view(np.uint8)
+
+
+def _pack_columns(
+    form: ConvForm, block_bytes: int, columns: Sequence[tuple[int, npt.NDArray[Any]]]
+) -> Bytes:
+    """Return [part, block, byte]; `columns` are the first byte and the values of all channels."""
+    blocks = np.zeros((form.parts, form.part_blocks, block_bytes), np.uint8)
     for part in range(form.parts):
         for block in range(form.part_blocks):
             first = part * form.part_out_channels + block * form.columns
             last = min(first + form.columns, (part + 1) * form.part_out_channels)
-            row = blocks[part, block]
-            for start, size, values in (
-                (0, 4, bias.astype("<i4")),
-                (4 * lanes, 4, mult.astype("<i4")),
-                (8 * lanes, 1, shift.astype(np.uint8)),
-            ):
+            for start, values in columns:
                 raw = np.ascontiguousarray(values[first:last]).view(np.uint8)
-                row[start : start + size * (last - first)] = raw
-    return blocks.reshape(-1)
+                blocks[part, block, start : start + raw.size] = raw
+    return blocks
 
 
 def pack_scalars(hardware: Hardware, mult_a: int, mult_b: int, shift: int) -> Bytes:

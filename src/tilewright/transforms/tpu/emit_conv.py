@@ -7,9 +7,18 @@ from math import ceil
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import ConvForm
+from tilewright.spec.isa import DTYPES, FUNCTIONS
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.instruction import Instr
 from tilewright.transforms.tpu.views import Accumulator, Tile, View, tile_address, tile_strides
+
+Fields = dict[str, int]
+HALF = DTYPES.index("fp16")
+
+
+def dtype_field(item_bytes: int) -> Fields:
+    """Return the field that says the elements' type, if it is not the default (int8)."""
+    return {"dtype": HALF} if item_bytes == 2 else {}
 
 
 @dataclass
@@ -21,13 +30,48 @@ class Reduction:
     act: View
     """Input tile [h, w, c], padding included."""
     weights: Tile
-    """Packed weights, or a word of ones for window sums."""
+    """Packed weights, or a row of equal ones for window sums."""
     ones: bool
     out: View
     """Accumulator view [oh, ow, o]."""
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class CodeEnd:
+    """How sums of codes become codes: after the channels' own parameters."""
+
+    zp: int
+    lo: int
+    hi: int
+
+    def fields(self, emitter: Emitter, key: object, tile: Tile, first: int, count: int) -> Fields:
+        """Make the parameters of blocks resident; return the fields of their `vec_drain`."""
+        entry, register = emitter.channel_parameters(key, tile, first, count)
+        return {"param": entry, "v": register, "zp": self.zp, "lo": self.lo, "hi": self.hi}
+
+
+@dataclass(frozen=True)
+class HalfEnd:
+    """How float32 sums become fp16: bias, function, clamp."""
+
+    function: str
+    clamp: tuple[float, float]
+    blocks: int
+    """Blocks of biases in the parameter tile; the clamp's bounds lie behind them."""
+
+    def fields(self, emitter: Emitter, key: object, tile: Tile, first: int, count: int) -> Fields:
+        """As `CodeEnd.fields`."""
+        _, register = emitter.channel_parameters(key, tile, first, count, half=True)
+        behind = self.blocks * 4 * emitter.hardware.vector_lanes
+        return {
+            "dtype": HALF,
+            "v": register,
+            "v_clamp": emitter.clamp(self.clamp, tile, behind),
+            "function": FUNCTIONS.index(self.function),
+        }
 
 
 @dataclass(frozen=True)
@@ -81,7 +125,7 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
     pitch = 0 if work.ones else form.weight_pitch
     block_bytes = 0 if work.ones else form.weight_rows * form.weight_pitch
     block = chunk.part * form.part_blocks + chunk.first
-    channel = chunk.part * form.part_in_channels
+    channel, item = chunk.part * form.part_in_channels, form.element_bytes
     if form.diagonal:
         channel += chunk.first * form.columns
     emitter.layer = work.layer
@@ -92,7 +136,7 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
         accumulate=int(accumulate),
         push=0,
         m_half=emitter.half,
-        act=tile_address(act) + channel,
+        act=tile_address(act) + channel * item,
         wgt=work.weights.address + block * block_bytes,
         out_h=out_h,
         out_w=out_w,
@@ -104,15 +148,16 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
         ky_stride=row * work.dilations[0] if k_h > 1 else 0,
         kx_stride=0 if form.merge_kernel_row or k_w == 1 else pixel * work.dilations[1],
         c_blocks=1 if form.diagonal else form.row_blocks,
-        cb_stride=0 if form.diagonal or form.row_blocks == 1 else form.rows,
+        cb_stride=0 if form.diagonal or form.row_blocks == 1 else form.rows * item,
         c_rows=cols if form.diagonal else form.rows,
         c_last=cols if form.diagonal else form.last_rows,
         oc_blocks=chunk.count,
-        ob_stride=form.columns if form.diagonal and chunk.count > 1 else 0,
+        ob_stride=form.columns * item if form.diagonal and chunk.count > 1 else 0,
         cols=cols,
         cols_last=cols_last,
         wgt_pitch=pitch,
         wgt_ob_stride=block_bytes if chunk.count > 1 else 0,
+        **dtype_field(item),
     )
 
 
@@ -142,9 +187,7 @@ def requantise(
     parameters: Tile,
     key: object,
     target: View,
-    zp: int,
-    lo: int,
-    hi: int,
+    end: CodeEnd | HalfEnd,
 ) -> None:
     """Issue what is left of the reduction on `acc_view`, and the drains into `target`."""
     acc, out = acc_view.buffer, target.squeezed(3)
@@ -157,8 +200,8 @@ def requantise(
     row, pixel, _ = tile_strides(out)
     for chunk in _chunks(form, emitter.blocks):
         emitter.layer = work.layer
-        entry, register = emitter.channel_parameters(
-            key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
+        fields = end.fields(
+            emitter, key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
         )
         mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, chunk, accumulate=False)
         mac.fields["push"] = 1
@@ -169,7 +212,7 @@ def requantise(
             "vec_drain",
             writes=[tile.region],
             m_half=mac.fields["m_half"],
-            dst=tile_address(out) + channel,
+            dst=tile_address(out) + channel * form.element_bytes,
             out_h=mac.fields["out_h"],
             out_w=mac.fields["out_w"],
             block_rows=mac.fields["block_rows"],
@@ -178,12 +221,8 @@ def requantise(
             cols_last=mac.fields["cols_last"],
             oy_stride=row if out.sizes[0] > 1 else 0,
             ox_stride=pixel if out.sizes[1] > 1 else 0,
-            ob_stride=form.columns if chunk.count > 1 else 0,
-            param=entry,
-            v=register,
-            zp=zp,
-            lo=lo,
-            hi=hi,
+            ob_stride=form.columns * form.element_bytes if chunk.count > 1 else 0,
+            **fields,
         )
         emitter.half = (mac.fields["m_half"] + blocks) % 2
     acc.chunks.clear()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tilewright.spec.isa import BY_NAME
+from tilewright.spec.isa import BY_NAME, FUNCTIONS
+from tilewright.transforms.tpu.emit_conv import dtype_field
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.views import (
     Loop,
@@ -48,6 +49,19 @@ class Rescale:
         }
 
 
+@dataclass(frozen=True)
+class HalfOutput:
+    """What happens to a float32 value before it is rounded to fp16."""
+
+    function: str
+    """Of one value; `none` in operations of two."""
+    clamp: tuple[float, float]
+
+    def fields(self, emitter: Emitter, scalars: Tile) -> dict[str, int]:
+        """Make the clamp resident and return the instruction fields."""
+        return {"v_clamp": emitter.clamp(self.clamp, scalars)}
+
+
 def _tile(view: View) -> Tile:
     assert isinstance(view.buffer, Tile)
     return view.buffer
@@ -74,17 +88,18 @@ def eltwise(
     target: View,
     steps: tuple[list[int], list[int], list[int]],
     counts: Sequence[int],
-    rescale: Rescale | None,
+    rescale: Rescale | HalfOutput | None,
     scalars: Tile | None,
 ) -> None:
     """Issue an elementwise operation of two tiles; `steps` are those of a, b and the target."""
     loops = [Loop(count, (sa, sb, st)) for count, sa, sb, st in zip(counts, *steps, strict=True)]
-    loops = merge_loops(loops) or [Loop(1, (1, 1, 1))]
+    item = _tile(target).item_bytes
+    loops = merge_loops(loops) or [Loop(1, (item, item, item))]
     inner = loops[-1].steps
-    if loops[-1].count > 1 and inner[0] == 0 and inner[1] == 1 and function != "sub":
+    if loops[-1].count > 1 and inner[0] == 0 and inner[1] == item and function != "sub":
         # Only b can be a scalar of a run; the operation commutes.
-        assert rescale is None or function in ("add", "mul")
-        if rescale is not None:
+        if isinstance(rescale, Rescale):
+            assert function in ("add", "mul")
             rescale = Rescale(
                 rescale.mult_b if function == "add" else rescale.mult_a,
                 rescale.mult_a, rescale.shift, rescale.bias, rescale.bias_shift,
@@ -93,15 +108,18 @@ def eltwise(
         a, b = b, a
         loops = [Loop(loop.count, (loop.steps[1], loop.steps[0], loop.steps[2])) for loop in loops]
         inner = loops[-1].steps
-    if loops[-1].count > 1 and (inner[0] != 1 or inner[2] != 1 or inner[1] not in (0, 1)):
+    if loops[-1].count > 1 and (inner[0] != item or inner[2] != item or inner[1] not in (0, item)):
         # Not contiguous: runs of one element.
         loops.append(Loop(1, (0, 0, 0)))
         inner = loops[-1].steps
     operation = BY_NAME["vec_eltwise"].field["op"].names.index(function)
     common = {"op": operation, "b_scalar": int(loops[-1].count > 1 and inner[1] == 0)}
+    common |= dtype_field(item)
     if rescale is not None:
         assert scalars is not None
-        common |= rescale.fields(emitter, scalars) | {"zb": rescale.zb}
+        common |= rescale.fields(emitter, scalars)
+    if isinstance(rescale, Rescale):
+        common["zb"] = rescale.zb
     for (off_a, off_b, off_t), (outer, middle, run) in fit_loops(
         loops, (1 << 12, 1 << 14, 1 << 14), 3
     ):
@@ -124,11 +142,11 @@ def copy(
     target: View,
     steps: tuple[list[int], list[int]],
     counts: Sequence[int],
-    rescale: Rescale | None = None,
+    rescale: Rescale | HalfOutput | None = None,
     scalars: Tile | None = None,
     table_register: int | None = None,
 ) -> None:
-    """Move (and rescale, or look up) a tile, in any order of dimensions."""
+    """Move (and rescale, look up, or apply a function to) a tile, in any order of dimensions."""
     loops = [
         Loop(count, pair)
         for count, *pair_ in zip(counts, *steps, strict=True)
@@ -136,11 +154,14 @@ def copy(
     ]
     # Walk the result in storage order: the innermost loop is the one with the smallest step there.
     loops.sort(key=lambda loop: -loop.steps[1])
-    loops = merge_loops(loops) or [Loop(1, (1, 1))]
-    common: dict[str, int] = {}
+    item = _tile(target).item_bytes
+    loops = merge_loops(loops) or [Loop(1, (item, item))]
+    common = dtype_field(item)
     if rescale is not None:
         assert scalars is not None
-        common = {"requantise": 1, **rescale.fields(emitter, scalars)}
+        common |= {"requantise": 1, **rescale.fields(emitter, scalars)}
+        if isinstance(rescale, HalfOutput):
+            common["function"] = FUNCTIONS.index(rescale.function)
     if table_register is not None:
         common |= {"use_table": 1, "v_table": table_register}
     limits = (1 << 12, 1 << 14, 1 << 14, 1 << 16)
@@ -188,6 +209,7 @@ def pool(
         ky_stride=row * dilations[0] if kernel[0] > 1 else 0,
         kx_stride=pixel * dilations[1] if kernel[1] > 1 else 0,
         dst_sy=out_row if out_h > 1 else 0, dst_sx=out_pixel if out_w > 1 else 0,
+        **dtype_field(_tile(target).item_bytes),
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.weights import WeightStore
 from tilewright.schedule.footprint import max_parameter_blocks, parameter_bytes, table_registers
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.tpu.constants import ConstantSegment, pack_scalars
+from tilewright.transforms.tpu.constants import ConstantSegment, pack_clamp, pack_scalars
 from tilewright.transforms.tpu.instruction import Instr, Region
 from tilewright.transforms.tpu.views import (
     DdrBuffer,
@@ -56,6 +56,8 @@ class Emitter:
         self._scalars: dict[tuple[int, int, int], int] = {}
         self._scalar_next = 0
         self._table: object = None
+        self._clamps: dict[tuple[float, float], int] = {}
+        self._clamp_next = 0
         last = hardware.dma_channels - 1
         self.channel_input = 0
         self.channel_weights = 1 if last >= 2 else 0
@@ -106,7 +108,7 @@ class Emitter:
         loops = merge_loops(
             [Loop(size, (step,)) for size, step in zip(target.sizes, steps, strict=True)]
         )
-        run, loops = self._run(loops, 1)
+        run, loops = self._run(loops, 1, tile.item_bytes)
         for (offset,), (outer, inner) in fit_loops(loops, _DMA_LIMITS[1:], 1):
             self.add(
                 "dma_fill", writes=[tile.region], channel=self.channel_input,
@@ -145,11 +147,13 @@ class Emitter:
         assert (starts[2], after[2]) == (0, 0), "channels are never padded"
         return starts[1], after[1], starts[0], after[0]
 
-    def _run(self, loops: list[Loop], operands: int) -> tuple[int, list[Loop]]:
-        """Split the innermost contiguous run off a loop nest."""
-        if loops and loops[-1].steps == (1,) * operands and loops[-1].count <= _RUN_LIMIT:
-            return loops[-1].count, loops[:-1]
-        return 1, loops
+    def _run(self, loops: list[Loop], operands: int, item: int) -> tuple[int, list[Loop]]:
+        """Split the innermost contiguous run, in bytes, off a loop nest over elements of `item`."""
+        if loops and loops[-1].steps == (item,) * operands:
+            size = loops[-1].count * item
+            if size <= _RUN_LIMIT:
+                return size, loops[:-1]
+        return item, loops
 
     def _dma(
         self,
@@ -167,9 +171,12 @@ class Emitter:
         rank = max(len(ddr.sizes), len(sram.sizes))
         far, near = ddr.squeezed(rank), sram.squeezed(rank)
         assert far.sizes == near.sizes, (far.sizes, near.sizes)
+        item = tile.item_bytes
+        assert buffer.item_bytes == item, (buffer, tile)
+        far_steps = [step * item for step in far.strides]
         loops = [
             Loop(size, steps)
-            for size, *steps_ in zip(far.sizes, far.strides, tile_strides(near), strict=True)
+            for size, *steps_ in zip(far.sizes, far_steps, tile_strides(near), strict=True)
             for steps in [tuple(steps_)]
         ]
         start = tile_address(sram)
@@ -180,24 +187,24 @@ class Emitter:
             while len(loops) < 3:
                 loops.insert(0, Loop(1, (0, 0)))
             channels = merge_loops(loops[2:])
-            run, rest = self._run(channels, 2)
+            run, rest = self._run(channels, 2, item)
             if rest:
                 raise TilewrightError(
                     "E0402", f'padding of "{self.layer}" is not over whole pixels'
                 )
             steps = tile_strides(near)
-            row, column = Loop(loops[0].count, (far.strides[-3], steps[-3])), loops[1]
+            row, column = Loop(loops[0].count, (far_steps[-3], steps[-3])), loops[1]
             if loops[1].count == 1:
                 column = Loop(1, (0, tile.pitch))
             if loops[0].count == 1:
                 row = Loop(1, (0, tile.shape[-2] * tile.pitch))
             pieces = [((0, 0), [Loop(1, (0, 0)), row, column])]
         else:
-            run, rest = self._run(merge_loops(loops), 2)
+            run, rest = self._run(merge_loops(loops), 2, item)
             pieces = fit_loops(rest, _DMA_LIMITS, 2)
         space, base_register, origin = self._place(buffer)
         for (far_offset, near_offset), (outer, middle, inner) in pieces:
-            address = origin + ddr.offset + far_offset
+            address = origin + ddr.offset * item + far_offset
             nest = (inner, middle, outer)
             span = sum((loop.count - 1) * loop.steps[0] for loop in nest) + run
             burst = self._burst(address, run, [loop.steps[0] for loop in nest if loop.count > 1])
@@ -237,9 +244,12 @@ class Emitter:
     # -- registers of the vector unit -----------------------------------------------------------
 
     def channel_parameters(
-        self, key: object, tile: Tile, first: int, count: int
+        self, key: object, tile: Tile, first: int, count: int, half: bool = False
     ) -> tuple[int, int]:
-        """Make `count` parameter blocks of a tile resident; return (entry, V register)."""
+        """Make `count` parameter blocks of a tile resident; return (entry, V register).
+
+        With `half` a block is biases only, and the entry means nothing.
+        """
         wanted = (key, first, count)
         for bank in (0, 1):
             if self._resident[bank] == wanted:
@@ -248,15 +258,44 @@ class Emitter:
         self._bank ^= 1
         self._resident[bank] = wanted
         entry, register = bank * self.hardware.quant_bank_entries, bank * self.blocks
+        block_bytes = (4 if half else 9) * self.hardware.vector_lanes
         self.add(
             "vec_param",
             reads=[tile.region],
-            src=tile.address + first * 9 * self.hardware.vector_lanes,
-            param=entry,
+            src=tile.address + first * block_bytes,
             count=count,
             v=register,
+            **({"bias_only": 1} if half else {"param": entry}),
         )
         return entry, register
+
+    def clamp(self, bounds: tuple[float, float], tile: Tile, offset: int | None = None) -> int:
+        """Make the bounds of a float clamp resident; return the V register.
+
+        They lie at `offset` bytes into `tile`, or are brought there first.
+        """
+        register = self._clamps.get(bounds)
+        if register is not None:
+            return register
+        if offset is None:
+            offset = 0
+            place = self.constants.add(("clamp", *bounds), pack_clamp(self.hardware, bounds))
+            self.load_constant(*place, tile, self.channel_weights)
+        # Registers above the biases; if there are none, those that a table would take.
+        tables = self.hardware.vector_registers - table_registers(self.hardware)
+        low, high = 2 * self.blocks, tables
+        if low >= high:
+            low, high, self._table = tables, self.hardware.vector_registers, None
+        register = low + self._clamp_next % (high - low)
+        self._clamp_next += 1
+        for old in [old for old, at in self._clamps.items() if at == register]:
+            del self._clamps[old]
+        self._clamps[bounds] = register
+        source = tile.address + offset
+        self.add(
+            "vec_param", reads=[tile.region], src=source, count=1, v=register, bias_only=1
+        )  # fmt: skip
+        return register
 
     def scalar_parameters(self, mult_a: int, mult_b: int, shift: int, tile: Tile) -> int:
         """Make the parameters of an elementwise operation resident; return the entry."""

@@ -14,23 +14,25 @@ from typing import Any
 
 import numpy as np
 from xdsl.dialects import affine, arith, func, memref
-from xdsl.dialects.builtin import DenseArrayBase, IntegerAttr, IntegerType, MemRefType
+from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, IntegerType, MemRefType
 from xdsl.dialects.linalg.ops import FillOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import pixel_pitch
 from tilewright.transforms.tpu import emit_vector
-from tilewright.transforms.tpu.compute import Compute, Forms, Thunk
-from tilewright.transforms.tpu.constants import pack_parameters, pack_weights
+from tilewright.transforms.tpu.compute import Compute, Forms, Thunk, clamp_of
+from tilewright.transforms.tpu.constants import pack_biases, pack_parameters, pack_weights
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
     Nests,
     attr_str,
+    item_bytes_of,
     layer_of,
     memory_space,
     root,
     users,
+    value_bytes,
 )
 from tilewright.transforms.tpu.views import (
     Accumulator,
@@ -94,7 +96,7 @@ class Evaluator:
         value, result = op.value, op.result
 
         def run() -> None:
-            if isinstance(value, IntegerAttr):
+            if isinstance(value, IntegerAttr | FloatAttr):
                 self.values[result] = value.value.data
 
         return run
@@ -164,12 +166,13 @@ class Evaluator:
 
             return accumulator
         addresses, size = self.nests.tiles[op]
-        pitch = pixel_pitch(self.emitter.hardware, shape[-1]) if shape else 1
+        item = item_bytes_of(kind)
+        pitch = pixel_pitch(self.emitter.hardware, shape[-1], item) if shape else item
         role, slot = attr_str(op, "role"), 0
 
         def tile() -> None:
             nonlocal slot
-            buffer = Tile(role, shape, addresses[slot], pitch, size)
+            buffer = Tile(role, shape, addresses[slot], pitch, size, item_bytes=item)
             slot = (slot + 1) % len(addresses)
             self.values[result] = View(buffer, 0, shape, strides)
 
@@ -274,11 +277,12 @@ class Evaluator:
             if pooled and view.buffer.role == "output":
                 return
             self.emitter.layer = layer or self.emitter.layer
+            byte = fill_byte(self.values[value], view.buffer.item_bytes)
             if loaded:
                 assert view.buffer.fill is None
-                view.buffer.fill = (view, int(self.values[value]))
+                view.buffer.fill = (view, byte)
             else:
-                self.emitter.fill(view, int(self.values[value]))
+                self.emitter.fill(view, byte)
 
         return run
 
@@ -318,7 +322,7 @@ class Evaluator:
             offset = source.offset + first * column_step
             block = Tile(
                 tile.role, sizes, tile.address + first // form.columns * block_bytes,
-                form.weight_pitch, block_bytes,
+                form.weight_pitch, block_bytes, item_bytes=form.element_bytes,
             )  # fmt: skip
             far = View(source.buffer, offset, sizes, (row_step, column_step))
             self.emitter.load(far, whole(block), self.emitter.channel_weights)
@@ -361,16 +365,21 @@ class Evaluator:
         form = self.forms.of_output(conv, channels)
         start = source.starts()[-1]
         names = [self._argument_name(value) for value in requant.inputs[1:4]]
-        key = ("parameters", *names, start, channels, form)
+        key: tuple[object, ...] = ("parameters", *names, start, channels, form)
         emitter = self.emitter
+        half, clamp = value_bytes(requant.outputs[0]) == 2, clamp_of(requant)
+        key = (*key, clamp) if half else key
         found = emitter.constants.lookup(key)
         if found is None:
-            bias, mult, shift = (
+            arrays = [
                 emitter.weights.get(name).reshape(-1)[start : start + channels] for name in names
+            ]
+            packed = (
+                pack_biases(emitter.hardware, form, arrays[0], clamp)
+                if half
+                else pack_parameters(emitter.hardware, form, arrays[0], arrays[1], arrays[2])
             )
-            found = emitter.constants.add(
-                key, pack_parameters(emitter.hardware, form, bias, mult, shift)
-            )
+            found = emitter.constants.add(key, packed)
         emitter.load_constant(*found, tile, emitter.channel_weights)
         tile.source = source
 
@@ -392,6 +401,20 @@ class Evaluator:
         return np.lib.stride_tricks.as_strided(
             flat[view.offset :], view.sizes, [s * item for s in view.strides]
         )
+
+
+def fill_byte(value: float, item_bytes: int) -> int:
+    """Return the byte that fills elements with a constant.
+
+    Raises:
+        TilewrightError: E0501, the bytes of an fp16 constant differ.
+    """
+    if item_bytes == 1:
+        return int(value)
+    low, high = np.float16(value).tobytes()
+    if low != high:
+        raise TilewrightError("E0501", f"a DMA fills by bytes, and those of {value} differ")
+    return low
 
 
 def _collapse(base: View, groups: list[list[int]], target: list[int]) -> View:

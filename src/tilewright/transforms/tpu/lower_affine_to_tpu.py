@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 from xdsl.context import Context
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
@@ -49,7 +48,7 @@ from tilewright.transforms.tpu.emitter import (
     ddr_argument,
 )
 from tilewright.transforms.tpu.evaluate import Evaluator
-from tilewright.transforms.tpu.nests import Nests, attr_str, memory_space
+from tilewright.transforms.tpu.nests import Nests, attr_str, item_bytes_of, memory_space
 from tilewright.transforms.tpu.synchronize import synchronize
 from tilewright.transforms.tpu.views import DdrBuffer, View, whole
 
@@ -178,7 +177,7 @@ class _Lowering:
                 kind = argument.type
                 assert isinstance(kind, MemRefType)
                 constant = name in self.context.weights
-                view = ddr_argument(name, kind.get_shape(), _item_bytes(kind), constant)
+                view = ddr_argument(name, kind.get_shape(), item_bytes_of(kind), constant)
                 arguments[argument] = view
                 if not constant:
                     # The host may fill or read it at any time up to the end of the model.
@@ -192,7 +191,7 @@ class _Lowering:
                     name = (
                         attr_str(item, "value") or f"{function.sym_name.data}:{len(self.tensors)}"
                     )
-                    view = whole(DdrBuffer(name, kind.get_shape(), _item_bytes(kind), False))
+                    view = whole(DdrBuffer(name, kind.get_shape(), item_bytes_of(kind), False))
                     nests.ddr[item.memref] = view
                     used = [positions[_top(user, block)] for user in _all_users(item.memref)]
                     self._alive(name, view, min(used, default=end), max(used, default=end))
@@ -291,11 +290,6 @@ def _names(function: func.FuncOp, key: str) -> list[str]:
 
 def _strings(items: Iterable[str]) -> ArrayAttr:
     return ArrayAttr(StringAttr(item) for item in items)
-
-
-def _item_bytes(kind: MemRefType) -> int:
-    element = kind.element_type
-    return int(np.ceil(getattr(element, "bitwidth", 8) / 8))
 
 
 def _all_users(value: SSAValue) -> list[Operation]:

@@ -6,12 +6,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
+    AnyFloat,
     ArrayAttr,
     DenseArrayBase,
+    Float16Type,
+    FloatAttr,
     IntAttr,
     IntegerAttr,
+    IntegerType,
     MemRefType,
     StringAttr,
 )
@@ -23,6 +28,7 @@ from tilewright.schedule.footprint import (
     activation_bytes,
     align,
     conv_form,
+    ones_bytes,
     parameter_bytes,
 )
 from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
@@ -73,6 +79,34 @@ def memory_space(kind: MemRefType[Any]) -> int:
     if isinstance(space, IntAttr):
         return space.data
     return 0
+
+
+def item_bytes_of(kind: MemRefType[Any]) -> int:
+    """Return the bytes of an element of a memref."""
+    element = kind.element_type
+    assert isinstance(element, IntegerType | AnyFloat), element
+    return -(-element.bitwidth // 8)
+
+
+def value_bytes(value: SSAValue) -> int:
+    """Return the bytes of an element of a memref value."""
+    kind = value.type
+    assert isinstance(kind, MemRefType)
+    return item_bytes_of(kind)
+
+
+def attr_float(op: Operation, name: str, default: float) -> float:
+    """Return a float attribute of `op`."""
+    value = op.attributes.get(name)
+    return float(value.value.data) if isinstance(value, FloatAttr) else default
+
+
+def ends_in_half(op: GenericOp) -> bool:
+    """Tell whether an op changes values in float and rounds them to fp16."""
+    kind = op.outputs[0].type
+    assert isinstance(kind, MemRefType)
+    changes = any(key in op.attributes for key in ("function", "lo", "hi"))
+    return isinstance(kind.element_type, Float16Type) and changes
 
 
 def layer_of(op: Operation) -> str:
@@ -147,11 +181,20 @@ class Nests:
         return attr_int(conv, "group_out")
 
     def ones_tile(self, op: GenericOp, emitter: Emitter) -> Tile:
-        """Return the row of ones a window sum multiplies by, written when first asked for."""
+        """Return the row of equal weights of a window sum, written when first asked for.
+
+        They are ones for codes, and the window's reciprocal in fp16.
+        """
         tile = self._implicit[op]
         if id(tile) not in self._filled:
             self._filled.add(id(tile))
-            emitter.fill(whole(tile), 1)
+            if value_bytes(op.inputs[0]) == 1:
+                emitter.fill(whole(tile), 1)
+            else:
+                weight = attr_float(op, "weight", 1.0)
+                row = np.full(self.hardware.array_size, weight, np.float16)
+                place = emitter.constants.add(("window", weight), row)
+                emitter.load_constant(*place, tile, emitter.channel_weights)
         return tile
 
     def scalar_tile(self, op: GenericOp) -> Tile:
@@ -209,9 +252,11 @@ class Nests:
         word = self.hardware.sram_word_bytes
         for index, op in enumerate(generics):
             kind = attr_str(op, "kind")
+            changed = "shift" in op.attributes or ends_in_half(op)
             if kind == "sum":
-                buffers.append(TileBuffer(f"ones{index}", "weights", word, 1))
-            elif kind in ("eltwise", "resize") or (kind == "copy" and "shift" in op.attributes):
+                size = ones_bytes(self.hardware, value_bytes(op.inputs[0]))
+                buffers.append(TileBuffer(f"ones{index}", "weights", size, 1))
+            elif kind in ("eltwise", "resize") or (kind == "copy" and changed):
                 size = parameter_bytes(self.hardware, 1)
                 buffers.append(TileBuffer(f"scalar{index}", "scalar", size, 1))
         placed = place_nest(self.hardware, buffers)
@@ -249,7 +294,7 @@ class Nests:
         assert isinstance(kind, MemRefType)
         shape = kind.get_shape()
         role = attr_str(op, "role")
-        hardware = self.hardware
+        hardware, item = self.hardware, item_bytes_of(kind)
         if role in ("mult", "shift"):
             return 0
         if role == "table":
@@ -262,25 +307,30 @@ class Nests:
             group = attr_int(conv, "group", 1)
             group = out_channels // self.group_out(conv) if group > 1 else 1
             dilation = attr_ints(conv, "dilations", (1, 1))[1]
-            form = conv_form(hardware, group_in * group, out_channels, group, (k_h, k_w), dilation)
+            form = conv_form(
+                hardware, group_in * group, out_channels, group, (k_h, k_w), dilation,
+                element_bytes=item,
+            )  # fmt: skip
             return form.weight_bytes(hardware)
         if role == "bias":
             conv = self.reduction_of(self.requant_of(op.memref).inputs[0])
-            channels = shape[-1]
+            channels, item = shape[-1], value_bytes(conv.inputs[0])
             if attr_str(conv, "kind") == "sum":
                 size = hardware.array_size
-                return parameter_bytes(hardware, -(-channels // size))
+                return parameter_bytes(hardware, -(-channels // size), item)
             weights = root(conv.inputs[1]).type
             assert isinstance(weights, MemRefType)
             _, group_in, k_h, k_w = weights.get_shape()
             group = attr_int(conv, "group", 1)
             group = channels // self.group_out(conv) if group > 1 else 1
-            form = conv_form(hardware, group_in * group, channels, group, (k_h, k_w), 1)
-            return parameter_bytes(hardware, form.blocks)
+            form = conv_form(
+                hardware, group_in * group, channels, group, (k_h, k_w), 1, element_bytes=item
+            )
+            return parameter_bytes(hardware, form.blocks, item)
         pixels = 1
         for extent in shape[:-1]:
             pixels *= extent
-        return activation_bytes(hardware, pixels, shape[-1])
+        return activation_bytes(hardware, pixels, shape[-1], item)
 
 
 def _space(op: memref.AllocOp) -> int:

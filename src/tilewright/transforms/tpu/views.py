@@ -48,6 +48,8 @@ class Tile:
     """A constant written before the data: part filled, byte."""
     source: View | None = None
     """For weights, parameters and tables: the DDR view loaded into it."""
+    item_bytes: int = 1
+    """Bytes of an element."""
     drains: list[int] = field(default_factory=list[int])
     """Positions in the program of the `vec_drain`s that produced it."""
 
@@ -115,7 +117,8 @@ def tile_address(view: View) -> int:
     tile = view.buffer
     assert isinstance(tile, Tile)
     channels = tile.shape[-1] if tile.shape else 1
-    return tile.address + view.offset // channels * tile.pitch + view.offset % channels
+    pixel, channel = divmod(view.offset, channels)
+    return tile.address + pixel * tile.pitch + channel * tile.item_bytes
 
 
 def tile_strides(view: View) -> tuple[int, ...]:
@@ -130,7 +133,7 @@ def tile_strides(view: View) -> tuple[int, ...]:
         else:
             # A stride over part of the channels stays inside a pixel.
             assert stride < channels, (view.strides, tile.shape)
-            result.append(stride)
+            result.append(stride * tile.item_bytes)
     return tuple(result)
 
 
