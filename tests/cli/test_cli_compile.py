@@ -11,6 +11,7 @@ import pytest
 
 import tilewright
 from tilewright.cli import main
+from tilewright.spec.hardware import load_target
 
 
 def _compile(model: Path, samples: Path, out: Path, *more: str) -> list[str]:
@@ -75,6 +76,23 @@ def test_public_names_are_lazy_and_few():
         assert getattr(tilewright, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         tilewright.nothing  # noqa: B018  # pyright: ignore
+
+
+def test_a_changed_copy_that_kept_its_name_is_noticed(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    shipped = load_target("tiny8").to_yaml()
+    for text, noticed in (
+        (shipped, False),
+        (shipped.replace("sram_size: 32768", "sram_size: 16384"), True),
+        (shipped.replace("sram_size: 32768", "sram_size: 16384").replace("tiny8", "mine"), False),
+    ):
+        chip = tmp_path / "chip.yaml"
+        chip.write_text(text)
+        out = tmp_path / "a.tpupkg"
+        arguments = ["compile", str(model), "--calibration-data", str(samples), "--no-simulate"]
+        assert main([*arguments, "--target", str(chip), "-o", str(out), "--quiet"]) == 0
+        assert ("a `name` of its own" in capsys.readouterr().err) is noticed
 
 
 def test_integer_levels_are_equal(model: Path, samples: Path, capsys: pytest.CaptureFixture[str]):

@@ -129,6 +129,13 @@ def test_the_five_commands(run: Run, tmp_path: Path, target: str, joined: bool) 
     assert 0 < error < 0.1 * np.abs(outputs["top"]).max()
 
 
+@pytest.mark.parametrize("tool", ["opt", "translate", "runner"])
+def test_version(run: Run, tool: str) -> None:
+    code, out, err = run(tool, "--version")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"tpu-mlir-{tool} (tilewright 0.")
+
+
 def test_same_input_same_bytes(run: Run, tmp_path: Path) -> None:
     make_net(tmp_path)
     for name in ("a", "b"):

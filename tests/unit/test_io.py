@@ -179,6 +179,8 @@ def test_target_travels_with_the_module(tmp_path: Path) -> None:
     with pytest.raises(TilewrightError, match="was made for target `edge16`"):
         read_module(tmp_path / "m.mlir", tiny)
     own = edge.model_copy(update={"sram_size": 2 * edge.sram_size})
+    with pytest.raises(TilewrightError, match="sram_size: 262144, not 524288"):
+        read_module(tmp_path / "m.mlir", own)
     context = new_context(target=own)
     write_module(parse_text(text, context), context, tmp_path / "n.mlir")
     loaded = read_module(tmp_path / "n.mlir")[1].target

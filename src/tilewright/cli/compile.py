@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,9 +137,14 @@ def run(options: argparse.Namespace) -> int:
     from tilewright.api import build, resolve_model
     from tilewright.cli.progress import Progress
     from tilewright.codegen.files import check_writable
-    from tilewright.spec.hardware import load_target
+    from tilewright.spec.hardware import is_changed_copy, load_target
 
     target = load_target(options.target)
+    if is_changed_copy(target):
+        sys.stderr.write(
+            f"note: `{options.target}` calls itself `{target.name}`, but is not the shipped target "
+            "of that name; give it a `name` of its own\n"
+        )
     output = options.output or default_output(options.model, target)
     for path in filter(None, (output, options.report)):
         check_writable(path)

@@ -277,7 +277,12 @@ def _target_of(module: ModuleOp, given: Hardware | None, source: str) -> Hardwar
     from xdsl.dialects.builtin import StringAttr
 
     from tilewright.levels import level_of
-    from tilewright.spec.hardware import load_target, parse_target, shipped_targets
+    from tilewright.spec.hardware import (
+        differences,
+        load_target,
+        parse_target,
+        shipped_targets,
+    )
 
     attribute = module.attributes.get(TARGET_ATTRIBUTE)
     if attribute is None:
@@ -294,7 +299,8 @@ def _target_of(module: ModuleOp, given: Hardware | None, source: str) -> Hardwar
     raise TilewrightError(
         "E0501",
         f"{source} was made for target `{own.name}`, not for `{given.name}`",
-        hint="begin again from the unquantised module",
+        differences(own, given) if own.name == given.name else [],
+        "begin again from the unquantised module",
     )
 
 

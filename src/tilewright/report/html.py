@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from html import escape
+from itertools import count
 
 from tilewright.report.report import LayerRow, Report
 from tilewright.report.text import size, summary
 
 _STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1080px; padding: 0 1rem;
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1240px; padding: 0 1rem;
   color: #1d2733; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 13px;
@@ -18,7 +19,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size
 th, td { padding: 3px 8px; border-bottom: 1px solid #e3e8ee; text-align: right;
   white-space: nowrap }
 th { position: sticky; top: 0; background: #f4f6f9 }
-th:first-child, td:first-child, .l { text-align: left }
+th:first-child, td:first-child, th.l, td.l { text-align: left }
 td:first-child { max-width: 320px; overflow: hidden; text-overflow: ellipsis }
 .bar { background: #3b7dd8; height: 9px; display: inline-block } .host { color: #a05a00 }
 .scroll { max-height: 560px; overflow: auto; border: 1px solid #e3e8ee }
@@ -62,10 +63,17 @@ def to_html(report: Report) -> str:
     )
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table; cells are HTML."""
-    head = "".join(f"<th>{item}</th>" for item in heads)
-    body = "".join("<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>\n" for row in rows)
+def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], words: Collection[int] = ()) -> str:
+    """Return a table; cells are HTML. Numbers are right-aligned; the columns `words` are not."""
+
+    def cells(tag: str, row: Iterable[str]) -> str:
+        kinds = (' class="l"' if at in words else "" for at in count())
+        return "".join(
+            f"<{tag}{kind}>{item}</{tag}>" for kind, item in zip(kinds, row, strict=False)
+        )
+
+    head = cells("th", heads)
+    body = "".join(f"<tr>{cells('td', row)}</tr>\n" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
 
 
@@ -93,7 +101,7 @@ def _layers(report: Report) -> str:
         rows.append(
             [
                 f'<span title="{escape(row.name, quote=True)}">{escape(row.name)}</span>{fused}',
-                f'<span class="l">{escape(row.op)}</span>',
+                escape(row.op),
                 f"{row.cycles:,}" if row.device == "tpu" else '<span class="host">host</span>',
                 f'<span class="bar" style="width:{100 * row.cycles / longest:.0f}px"></span>',
                 f"{row.bound_cycles:,.0f}" if row.bound_cycles else "",
@@ -108,13 +116,14 @@ def _layers(report: Report) -> str:
         "layer", "operation", "cycles (simulated)", "", "bound (estimated)", "x bound", "limit",
         "MACs", "DDR (simulated)", "SRAM",
     )  # fmt: skip
-    return f'<div class="scroll">{_table(heads, rows)}</div>'
+    return f'<div class="scroll">{_table(heads, rows, (1, 3, 6))}</div>'
 
 
 def _accuracy(report: Report) -> str:
     return _table(
         ("what", "value", "over"),
         [[escape(row.name), escape(row.value), escape(row.over)] for row in report.accuracy],
+        (1, 2),
     )
 
 
@@ -129,6 +138,7 @@ def _host(report: Report) -> str:
             ]
             for step in report.host
         ],
+        (1, 2),
     )
 
 

@@ -35,7 +35,7 @@ from tilewright.codegen.package import (
 )
 from tilewright.diagnostics import TilewrightError
 from tilewright.runtime.preprocess import Preprocess
-from tilewright.spec.hardware import Hardware, parse_target
+from tilewright.spec.hardware import Hardware, differences, parse_target
 
 MAX_MEMBERS = 4096
 MAX_TEXT_BYTES = 64 * 1024 * 1024
@@ -75,7 +75,7 @@ def read_package(path: Path, target: Hardware | None = None) -> PackageContent:
         raise TilewrightError(
             "E0601",
             f"`{path}` was made for target `{chip.name}`, not for `{target.name}`",
-            [f"digest {chip.digest()[:16]}..., wanted {target.digest()[:16]}..."],
+            differences(chip, target),
             "compile the model again for this target",
         )
     constants = np.frombuffer(members[CONSTANTS], np.uint8)

@@ -241,6 +241,22 @@ def load_target(name_or_path: str | Path) -> Hardware:
     return parse_target(text, where)
 
 
+def differences(first: Hardware, second: Hardware) -> list[str]:
+    """Return a line for each field in which two targets differ as chips: `name: a, not b`."""
+    left, right = first.model_dump(mode="json"), second.model_dump(mode="json")
+    return [
+        f"{name}: {value}, not {right[name]}"
+        for name, value in left.items()
+        if name != "description" and value != right[name]
+    ]
+
+
+def is_changed_copy(target: Hardware) -> bool:
+    """Tell whether a target bears the name of a shipped one, but is another chip."""
+    name = target.name
+    return name in shipped_targets() and load_target(name).digest() != target.digest()
+
+
 def _target_text(name_or_path: str | Path) -> tuple[str, str]:
     name = str(name_or_path)
     if name in shipped_targets():

@@ -22,6 +22,19 @@ DEFAULT_TARGET = "tpu_v2"
 """The documents' chip, for tools that are not told one."""
 
 
+class _Version(argparse.Action):
+    """Print the version and stop; the package's metadata is only read when asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, default=argparse.SUPPRESS, help=help)
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import version
+
+        print(f"{parser.prog} (tilewright {version('tilewright')})")
+        parser.exit()
+
+
 class ToolParser(argparse.ArgumentParser):
     """A parser without abbreviations, whose errors are `UsageError`s with a hint."""
 
@@ -33,6 +46,7 @@ class ToolParser(argparse.ArgumentParser):
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.add_argument("--debug", action="store_true", help="show tracebacks of errors")
+        self.add_argument("--version", action=_Version, help="print the version")
 
     def error(self, message: str) -> NoReturn:
         """Raise instead of printing the whole usage."""
