@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--models", default="efficientnet-lite0,mobilenet-v2")
     parser.add_argument("--targets", default="edge16,tpu_v2")
     parser.add_argument("--method", default="kl", help="calibration method")
+    parser.add_argument("--activations", choices=("symmetric", "asymmetric"), default="symmetric")
     parser.add_argument("--calibration", type=int, default=100, help="at most so many pictures")
     parser.add_argument("--evaluation", type=int, default=200, help="at most so many pictures")
     parser.add_argument("--output", type=Path, default=Path("build/accuracy.json"))
@@ -75,7 +76,12 @@ def measure(model: str, target: str, options: argparse.Namespace) -> dict[str, A
     ]
     front = front_end(path, chip, shapes={recipe.input_name: recipe.input_shape})
     compiled = compile_model(
-        front, chip, samples=samples, method=options.method, limit=options.calibration
+        front,
+        chip,
+        samples=samples,
+        method=options.method,
+        limit=options.calibration,
+        activations=options.activations,
     )
     quant = compiled.stages["quant"]
     reference = QuantSession(quant.module, quant.weights)
@@ -100,6 +106,7 @@ def measure(model: str, target: str, options: argparse.Namespace) -> dict[str, A
         "model": model,
         "target": target,
         "method": options.method,
+        "activations": options.activations,
         "calibration_pictures": len(samples),
         "pictures": count,
         "float_top1": float_right / count,

@@ -52,6 +52,8 @@ class CompileOptions:
     """From pictures to the input; ImageNet's when None."""
     dtype: Literal["int8", "float32"] = "int8"
     """`float32`: no quantisation; everything runs on the host (a check of the front half)."""
+    activations: Literal["symmetric", "asymmetric"] = "symmetric"
+    """`asymmetric`: values that cannot be negative use all 256 codes, zero point -128."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -112,10 +114,15 @@ def build(
             samples=used.samples(options),
             method=options.method,
             limit=options.samples,
+            activations=options.activations,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
-        asked |= {"method": options.method, "samples": compiled.table.samples}
+        asked |= {
+            "method": options.method,
+            "samples": compiled.table.samples,
+            "activations": options.activations,
+        }
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(
@@ -262,6 +269,7 @@ def compile(
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     preprocess: Preprocess | str | None = None,
     dtype: Literal["int8", "float32"] = "int8",
+    activations: Literal["symmetric", "asymmetric"] = "symmetric",
 ) -> Package:
     """Compile a model for a chip.
 
@@ -274,6 +282,7 @@ def compile(
         shapes: Shapes of inputs with dynamic dimensions.
         preprocess: For pictures; see `tilewright.runtime.preprocess`.
         dtype: Number type of the activations.
+        activations: `asymmetric` gives values that cannot be negative all 256 codes.
 
     Raises:
         TilewrightError: the model, the samples or the target do not allow it.
@@ -287,6 +296,7 @@ def compile(
         shapes=dict(shapes or {}),
         preprocess=parse_preprocess(preprocess) if isinstance(preprocess, str) else preprocess,
         dtype=dtype,
+        activations=activations,
     )
     hardware = target if isinstance(target, Hardware) else load_target(target)
     return build(model, hardware, options).package

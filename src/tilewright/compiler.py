@@ -128,6 +128,7 @@ def compile_model(
     dtype: Literal["int8", "fp16"] = "int8",
     method: str = "kl",
     limit: int | None = 200,
+    activations: str = "symmetric",
     shapes: dict[str, tuple[int, ...]] | None = None,
     preprocessing: dict[str, Any] | None = None,
     progress: Progress = _ignore,
@@ -144,6 +145,7 @@ def compile_model(
         dtype: number type of the activations; the target must declare it.
         method: calibration method (`quant.observers`).
         limit: at most so many samples.
+        activations: `symmetric`, or `asymmetric` (see the pass `quantize`).
         shapes: shapes of inputs with dynamic dimensions.
         preprocessing: recorded in the calibration table.
         progress: see `Progress`.
@@ -198,7 +200,7 @@ def compile_model(
     ):
         progress(phase, share)
         start = time.perf_counter()
-        run_phases(module, context, [phase])
+        run_phases(module, context, [phase], options={"quantize": f"activations={activations}"})
         seconds[phase] = time.perf_counter() - start
         kept = module if level == "tpu" else module.clone()
         stages[level] = Stage(kept, context.weights.copy())

@@ -6,7 +6,7 @@ so does `tilewright compile`. Names are resolved when a phase runs: importing th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -59,9 +59,15 @@ def phase(name: str) -> Phase:
 
 
 def run_phases(
-    module: ModuleOp, context: CompileContext, names: Iterable[str], hooks: Sequence[Hook] = ()
+    module: ModuleOp,
+    context: CompileContext,
+    names: Iterable[str],
+    hooks: Sequence[Hook] = (),
+    options: Mapping[str, str] | None = None,
 ) -> None:
     """Run the phases called `names` on `module`, in place.
+
+    `options` are the options of passes by name, as in a pipeline: `{"quantize": "table=t.yaml"}`.
 
     Raises:
         TilewrightError: as the passes and hooks do.
@@ -69,4 +75,8 @@ def run_phases(
     from tilewright.passes import make_pass, run_passes
 
     for name in names:
-        run_passes(module, context, [make_pass(text) for text in phase(name).passes], hooks)
+        texts = [
+            f"{text}{{{options[text]}}}" if options and text in options else text
+            for text in phase(name).passes
+        ]
+        run_passes(module, context, [make_pass(text) for text in texts], hooks)

@@ -23,7 +23,7 @@ SMALL = load_target("tiny8").model_copy(update={"name": "tiny8_4k", "sram_size":
 TARGETS = [SMALL, *(load_target(name) for name in ("tiny8", "edge16", "tpu_v2", "tpu_v2_1m"))]
 
 
-def check(seed: int, target: Hardware, layers: int = 8) -> None:
+def check(seed: int, target: Hardware, layers: int = 8, activations: str = "symmetric") -> None:
     model, shape = random_network(seed, layers)
     rng = np.random.default_rng(seed)
     samples = [{"x": rng.standard_normal(shape).astype(np.float32)} for _ in range(3)]
@@ -36,7 +36,7 @@ def check(seed: int, target: Hardware, layers: int = 8) -> None:
     (got,) = TopSession(front.stage.module, front.stage.weights).run(samples[0]).values()
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
-    compiled = compile_model(front, target, samples=samples, method="max")
+    compiled = compile_model(front, target, samples=samples, method="max", activations=activations)
     inputs = {"x": rng.standard_normal(shape).astype(np.float32) * 1.5}
     for level in ("linalg", "affine", "tpu"):
         result = compare(compiled, "quant", level, inputs)
@@ -65,11 +65,18 @@ def test_every_level_gives_the_same_integers(seed: int, target: Hardware) -> Non
     check(seed, target)
 
 
+@pytest.mark.parametrize("target", TARGETS[1:4], ids=lambda target: target.name)
+@pytest.mark.parametrize("seed", range(20, 23))
+def test_zero_points_that_are_not_zero(seed: int, target: Hardware) -> None:
+    check(seed, target, activations="asymmetric")
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("activations", ["symmetric", "asymmetric"])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_many_more_networks(seed: int, target: Hardware) -> None:
-    check(seed, target, layers=12)
+def test_many_more_networks(seed: int, target: Hardware, activations: str) -> None:
+    check(seed, target, 12, activations)
 
 
 def test_the_generator_is_seeded() -> None:

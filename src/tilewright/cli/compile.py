@@ -51,6 +51,10 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--calibration-samples", type=int, default=100, metavar="N", help="at most N (default 100)"
     )
     group.add_argument(
+        "--activations", choices=("symmetric", "asymmetric"), default="symmetric",
+        help="asymmetric: all 256 codes for values that cannot be negative (zero point -128)",
+    )  # fmt: skip
+    group.add_argument(
         "--preprocess", metavar="TEXT",
         help="for pictures: imagenet, unit, signed, caffe or raw, then ,key=value...",
     )  # fmt: skip
@@ -126,6 +130,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         shapes=parse_shapes(options.shape),
         preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
         dtype=options.dtype,
+        activations=options.activations,
         keep_ir=levels,
     )
 

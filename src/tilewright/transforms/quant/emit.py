@@ -59,7 +59,7 @@ class Emitter:
         """Float value of the old function: its codes in the new one."""
         self.floats: dict[SSAValue, SSAValue] = {}
         """Float value of the old function: the same in the new one, where it exists."""
-        self.rescaled: dict[tuple[SSAValue, float], SSAValue] = {}
+        self.rescaled: dict[tuple[SSAValue, float, int], SSAValue] = {}
         self.names: set[str] = set()
         self.forms: dict[str, Callable[[Operation], SSAValue]] = {
             "top.conv": self.conv,
@@ -102,10 +102,15 @@ class Emitter:
         )
         return self.append(op)
 
+    def kind(self, value: SSAValue) -> UniformType:
+        """Return the element type of a float value's codes."""
+        edge = self.scales.of(value)
+        return UniformType.of(edge.step, edge.zero)
+
     def as_codes(self, value: SSAValue) -> SSAValue:
         """Return the codes of a float value, quantising it if only the float exists."""
         if value not in self.codes:
-            kind = UniformType.of(self.scales.of(value))
+            kind = self.kind(value)
             name = self.unique(f"{self.scales.names[value]}/quantize")
             op = quant.QuantizeOp.make(
                 [self.floats[value]], TensorType(kind, shape_of(value)), name=name
@@ -121,24 +126,25 @@ class Emitter:
             self.floats[value] = self.append(op)
         return self.floats[value]
 
-    def rescale(self, codes: SSAValue, scale: float, layer: str) -> SSAValue:
+    def rescale(self, codes: SSAValue, target: UniformType, layer: str) -> SSAValue:
         """Return `codes` at another scale, requantising them once for all users that want it."""
         kind = quantised(codes)
-        if kind.step == scale:
+        if (kind.step, kind.zero) == (target.step, target.zero):
             return codes
-        key = (codes, scale)
+        key = (codes, target.step, target.zero)
         if key not in self.rescaled:
-            p = scalar_parameters((kind.step / scale,), 0, self.rounding)
+            p = scalar_parameters((kind.step / target.step,), target.zero, self.rounding)
+            low, high = output_bounds(target.step, target.zero)
             op = quant.RequantizeOp.make(
                 [codes],
-                TensorType(UniformType.of(scale), shape_of(codes)),
+                TensorType(target, shape_of(codes)),
                 mult=p.multipliers[0],
                 shift=p.shift,
                 bias=p.bias,
                 bias_shift=p.bias_shift,
                 zp=p.zp,
-                lo=-127,
-                hi=127,
+                lo=low,
+                hi=high,
                 rounding=self.rounding,
                 name=self.unique(f"{layer}/requantize"),
             )
@@ -159,7 +165,7 @@ class Emitter:
 
     def result(self, op: Operation) -> TensorType[UniformType]:
         """Return the quantised type of an op's result."""
-        return TensorType(UniformType.of(self.scales.of(op.results[0])), shape_of(op.results[0]))
+        return TensorType(self.kind(op.results[0]), shape_of(op.results[0]))
 
     def emit(self, op: Operation) -> None:
         """Append the integer form of `op`."""
@@ -380,7 +386,7 @@ class Emitter:
                 shift=0,
                 bias=0,
                 bias_shift=0,
-                zp=0,
+                zp=target.zero,
                 lo=-128,
                 hi=127,
                 rounding=self.rounding,
@@ -521,17 +527,19 @@ class Emitter:
     def concat(self, op: Operation) -> SSAValue:
         """`top.concat`; operands of another scale are requantised."""
         kind = self.result(op)
-        scale = kind.element_type.step
+        scale, zero = kind.element_type.step, kind.element_type.zero
         operands: list[SSAValue] = []
         for index, value in enumerate(op.operands):
             if is_constant(value):
                 array = self.weights.get(constant_name(value)).astype(np.float64)
-                codes = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
+                low, high = output_bounds(scale, zero)
+                codes = np.clip(np.rint(array / scale) + zero, low, high).astype(np.int8)
                 operands.append(
                     self.constant(f"{constant_name(value)}.i8", codes, kind.element_type)
                 )
             else:
-                operands.append(self.rescale(self.operand(op, index), scale, layer_of(op)))
+                codes = self.operand(op, index)
+                operands.append(self.rescale(codes, kind.element_type, layer_of(op)))
         self.ctx.decide(layer_of(op), STAGE, True, f"output scale {scale:.6g}")
         return self.append(
             type(op).create(operands=operands, result_types=[kind], attributes=op.attributes)
@@ -559,7 +567,7 @@ class Emitter:
             )
             for name, axis in (("y", h), ("x", w))
         ]
-        ratio = quantised(codes).step / self.scales.of(op.results[0]) / 2**22
+        ratio = quantised(codes).step / self.scales.of(op.results[0]).step / 2**22
         return self._single(
             quant.ResizeOp, op, [codes, *tables], ratio, layout=layout, mode=attrs.string("mode")
         )

@@ -39,6 +39,8 @@ from tilewright.transforms.quant.scales import Scales, value_names
 if TYPE_CHECKING:
     from tilewright.ir.context import CompileContext
 
+ACTIVATIONS = ("symmetric", "asymmetric")
+
 
 def quantize_module(
     ctx: CompileContext,
@@ -46,8 +48,9 @@ def quantize_module(
     thresholds: Mapping[str, float],
     target_rounding: str,
     means: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    asymmetric: bool = False,
 ) -> None:
-    """Quantise `@main` in place: symmetric int8, weights per channel, activations per tensor.
+    """Quantise `@main` in place: int8, weights per channel, activations per tensor.
 
     Args:
         ctx: holds the weights (float ones are replaced by codes) and the decision log.
@@ -56,6 +59,7 @@ def quantize_module(
         target_rounding: rounding of the target's requantising shift.
         means: mean of every channel of layers' inputs (`CalibrationTable.means`); with them biases
             take back the mean error of rounded weights.
+        asymmetric: give activations that cannot be negative the zero point -128, and all 256 codes.
 
     Raises:
         TilewrightError: E0301, a range is missing; E0302, an accumulator could overflow.
@@ -70,7 +74,7 @@ def quantize_module(
     layers = [op for op in ops if op not in constants]
     hosts = place(layers, ctx.weights)
     names = value_names(ops, arguments)
-    scales = Scales(layers, set(hosts), names, thresholds, ctx.weights)
+    scales = Scales(layers, set(hosts), names, thresholds, ctx.weights, asymmetric)
 
     block = Block(arg_types=[argument.type for argument in old.args])
     emitter = Emitter(ctx, scales, target_rounding, block, means or {})
@@ -121,6 +125,8 @@ class QuantizePass(ModulePass):
     """Calibration table (YAML) to use instead of the ranges in the module."""
     rounding: str = ""
     """Rounding of the requantising shift; default: the target's, half_up without a target."""
+    activations: str = "symmetric"
+    """`symmetric`: zero point 0 throughout. `asymmetric`: -128 where a value cannot be negative."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Quantise `op` in place.
@@ -138,6 +144,18 @@ class QuantizePass(ModulePass):
                 "the module has no calibrated ranges",
                 hint="give `--calibration-data FOLDER`, or `quantize{table=FILE}`",
             )
+        if self.activations not in ACTIVATIONS:
+            raise TilewrightError(
+                "E0702",
+                f"activations must be {' or '.join(ACTIVATIONS)}, not `{self.activations}`",
+            )
         default = context.target.rounding if context.target is not None else "half_up"
-        quantize_module(context, op, table.thresholds, self.rounding or default, table.means)
+        quantize_module(
+            context,
+            op,
+            table.thresholds,
+            self.rounding or default,
+            table.means,
+            self.activations == "asymmetric",
+        )
         op.attributes.pop(CALIBRATION_ATTRIBUTE, None)

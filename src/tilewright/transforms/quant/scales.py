@@ -1,16 +1,23 @@
-"""The scale of every edge of the integer graph.
+"""The scale and zero point of every edge of the integer graph.
 
 A value's own scale comes from its calibrated threshold. Ops that only move codes pass their
 operand's scale on. A concatenation has one scale, its result's; operands that nobody else reads
 adopt it where they are computed, so that no requantisation is needed, others are requantised on
 the edge.
+
+Zero points are 0, unless asymmetric activations are asked for: then a value that cannot be
+negative (behind a ReLU, a sigmoid...; proven from the graph, not observed) uses all 256 codes:
+scale `t / 255`, zero point -128. That halves its rounding error and costs nothing, since the zero
+point is folded into the bias of what reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from xdsl.dialects.builtin import FloatAttr, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
@@ -19,6 +26,7 @@ from tilewright.quant.graph import layer_of
 from tilewright.quant.parameters import scale_of
 from tilewright.transforms.quant.classify import (
     SCALE_KEEPERS,
+    constant_name,
     is_constant,
     scalar_operand,
     table_function,
@@ -26,6 +34,27 @@ from tilewright.transforms.quant.classify import (
 
 if TYPE_CHECKING:
     from tilewright.ir.weights import WeightStore
+
+
+@dataclass(frozen=True)
+class EdgeScale:
+    """What one code step is worth, and the code that means zero."""
+
+    step: float
+    zero: int = 0
+
+
+NEVER_NEGATIVE = frozenset(
+    {"top.relu", "top.sigmoid", "top.hard_sigmoid", "top.abs", "top.exp", "top.softmax", "top.sqrt"}
+)
+"""Ops whose results cannot be negative, whatever they read."""
+KEEP_SIGN = frozenset(
+    {
+        "top.reshape", "top.transpose", "top.slice", "top.pad", "top.max_pool", "top.avg_pool",
+        "top.reduce", "top.concat", "top.add", "top.mul", "top.resize", "top.clip",
+    }
+)  # fmt: skip
+"""Ops that make no negative result of operands that are not negative."""
 
 
 def value_names(ops: list[Operation], arguments: Mapping[SSAValue, str]) -> dict[SSAValue, str]:
@@ -48,6 +77,22 @@ def exact_gain(op: Operation, weights: WeightStore) -> float | None:
     return None
 
 
+def _feeds_product(value: SSAValue) -> bool:
+    """Whether `value` is an operand of a product of two activations, which has no zero points."""
+    stack, seen = [value], {value}
+    while stack:
+        for use in stack.pop().uses:
+            user = use.operation
+            if user.name == "top.matmul" and not any(map(is_constant, user.operands)):
+                return True
+            if user.name in SCALE_KEEPERS or user.name == "top.concat":
+                for result in user.results:
+                    if result not in seen:
+                        seen.add(result)
+                        stack.append(result)
+    return False
+
+
 class Scales:
     """Scales of all float values that the integer graph holds as codes."""
 
@@ -58,12 +103,15 @@ class Scales:
         names: Mapping[SSAValue, str],
         thresholds: Mapping[str, float],
         weights: WeightStore,
+        asymmetric: bool = False,
     ) -> None:
+        self.asymmetric = asymmetric
+        self._signs: dict[SSAValue, bool] = {}
         self.hosts = hosts
         self.names = names
         self.thresholds = thresholds
         self.weights = weights
-        self.known: dict[SSAValue, float] = {}
+        self.known: dict[SSAValue, EdgeScale] = {}
         self._align_concats(ops)
         for op in ops:
             if op not in hosts:
@@ -73,8 +121,8 @@ class Scales:
                 for result in op.results:
                     self.of(result)
 
-    def of(self, value: SSAValue) -> float:
-        """Return the scale of `value`'s codes.
+    def of(self, value: SSAValue) -> EdgeScale:
+        """Return scale and zero point of `value`'s codes.
 
         Raises:
             TilewrightError: E0301, calibration did not see the value.
@@ -90,7 +138,8 @@ class Scales:
             chain.append((current, source[1]))
             current = source[0]
         for item, gain in reversed(chain):
-            self.known[item] = self.known[current] * gain
+            base = self.known[current]
+            self.known[item] = EdgeScale(base.step * gain, base.zero)
             current = item
         return self.known[value]
 
@@ -108,7 +157,7 @@ class Scales:
             return op.operands[1 - index], gain
         return None
 
-    def _own(self, value: SSAValue) -> float:
+    def _own(self, value: SSAValue) -> EdgeScale:
         name = self.names[value]
         if name not in self.thresholds:
             raise TilewrightError(
@@ -116,7 +165,60 @@ class Scales:
                 f'calibration has no range for "{name}"',
                 hint="calibrate the same model, after the same passes",
             )
-        return scale_of(self.thresholds[name])
+        symmetric = scale_of(self.thresholds[name])
+        if self.asymmetric and not self._negative(value) and not _feeds_product(value):
+            return EdgeScale(symmetric * 127 / 255, -128)
+        return EdgeScale(symmetric)
+
+    def _negative(self, value: SSAValue) -> bool:
+        """Whether `value` may be negative, as far as the graph tells."""
+        stack = [value]
+        while stack:
+            current = stack[-1]
+            if current in self._signs:
+                stack.pop()
+                continue
+            sources = self._sign_sources(current)
+            if sources is None or any(self._signs.get(source) for source in sources):
+                self._signs[current] = True
+            else:
+                waiting = [source for source in sources if source not in self._signs]
+                if waiting:
+                    stack += waiting
+                    continue
+                self._signs[current] = False
+            stack.pop()
+        return self._signs[value]
+
+    def _sign_sources(self, value: SSAValue) -> list[SSAValue] | None:
+        """Return the operands that must not be negative for `value` not to be; None: it may be."""
+        op = value.owner
+        if not isinstance(op, Operation):
+            return None
+        if is_constant(value):
+            return None if bool((self.weights.get(constant_name(value)) < 0).any()) else []
+        ceiling = op.attributes.get("clamp_max", op.attributes.get("max"))
+        if isinstance(ceiling, FloatAttr) and ceiling.value.data < 0:
+            return None
+        bound = op.attributes.get("clamp_min", op.attributes.get("min"))
+        if isinstance(bound, FloatAttr) and bound.value.data >= 0:
+            return []
+        if op.name in NEVER_NEGATIVE:
+            return []
+        if op.name not in KEEP_SIGN:
+            return None
+        kind = op.attributes.get("kind")
+        if op.name == "top.reduce" and not (
+            isinstance(kind, StringAttr) and kind.data in ("mean", "sum", "max", "min")
+        ):
+            return None
+        filler = op.attributes.get("value")
+        if op.name == "top.pad" and not (isinstance(filler, FloatAttr) and filler.value.data >= 0):
+            return None
+        mode = op.attributes.get("mode")
+        if op.name == "top.resize" and isinstance(mode, StringAttr) and mode.data == "cubic":
+            return None
+        return [operand for operand in op.operands if not is_absent(operand)]
 
     def _align_concats(self, ops: list[Operation]) -> None:
         """Give operands of concatenations the result's scale where that costs nothing."""
