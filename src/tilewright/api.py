@@ -10,6 +10,7 @@ outputs = tilewright.load("m.tpupkg").run({"x": array})
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -128,7 +129,7 @@ def build(
     content = PackageContent(
         program=program,
         target=target,
-        model_name=path.name if str(model) == str(path) else str(model),
+        model_name=readable(path.name if str(model) == str(path) else str(model)),
         model_sha3=hashlib.sha3_256(path.read_bytes()).hexdigest(),
         preprocess=used.recorded(),
         options=asked,
@@ -147,6 +148,11 @@ def build(
         progress("package", 0.98)
         _add_ir(content, compiled, options.keep_ir)
     return Build(Package(content), compiled, front)
+
+
+def readable(name: str) -> str:
+    """Return a file name as text that can be written: bytes that are no UTF-8 are replaced."""
+    return os.fsencode(name).decode("utf-8", "replace")
 
 
 class _Fed:

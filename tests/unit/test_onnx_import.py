@@ -141,6 +141,21 @@ def test_external_link_out_of_the_folder(tmp_path: Path) -> None:
     assert "outside" in refuse(path).message
 
 
+def test_endless_names(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("Relu", ["x"], ["y"], name="n" * 5000)
+    info = [onnx.helper.make_tensor_value_info(name, 1, [1]) for name in "xy"]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", info[:1], info[1:]))
+    assert "name of 5000 characters" in refuse(model).message
+
+
+@pytest.mark.parametrize("location", ["w.bin\0x", "a" * 1000, "loop"])
+def test_external_data_at_places_no_file_can_have(tmp_path: Path, location: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    error = refuse(external(tmp_path, location=location))
+    assert error.code == "E0101"
+    assert "cannot be found" in error.message
+
+
 def test_external_data_of_a_model_in_memory(tmp_path: Path) -> None:
     model = onnx.load(external(tmp_path), load_external_data=False)
     assert "path of the model" in (refuse(model).hint or "")

@@ -124,7 +124,8 @@ class Access:
             begin.append(first)
         if empty:
             return np.empty([max(stop - start, 0) for start, stop in ranges], array.dtype)
-        base = array[tuple(slice(position, None) for position in begin)]
+        # The ellipsis makes this a view for a scalar too.
+        base = array[(*(slice(position, None) for position in begin), ...)]
         return as_strided(base, shape, strides, writeable=writeable)
 
     def _gather(self, array: Array, ranges: Sequence[Range]) -> Array:

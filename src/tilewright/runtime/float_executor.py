@@ -148,8 +148,10 @@ class TopSession:
         feed = self._feed(inputs)
         model, session = self._model, self._session(True)
         unique = list(dict.fromkeys(key for key in model.values.values() if key not in feed))
-        with _runtime_errors("run"):
-            arrays = cast(list[Array], session.run(unique, feed))
+        arrays: list[Array] = []
+        if unique:  # onnxruntime takes an empty list for all results
+            with _runtime_errors("run"):
+                arrays = cast(list[Array], session.run(unique, feed))
         by_name = {**feed, **dict(zip(unique, arrays, strict=True))}
         return {
             name: self._checked(name, by_name[key], model.types[key].get_shape())

@@ -13,6 +13,9 @@ from tilewright.frontends.onnx.tensors import malformed
 if TYPE_CHECKING:
     from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
 
+MAX_NAME = 1024
+"""Longer names come from broken files; packages hold them with what passes append."""
+
 FIRST_OPSET = 7
 """Older files use other broadcasting rules."""
 
@@ -127,7 +130,7 @@ def _functions(proto: ModelProto) -> dict[tuple[str, str], FunctionProto]:
 
 
 def check_text(proto: ModelProto) -> None:
-    """Check that all names are UTF-8: protobuf hands out bytes where they are not.
+    """Check that all names are short UTF-8: protobuf hands out bytes where they are not.
 
     Raises:
         TilewrightError: E0106.
@@ -143,6 +146,11 @@ def check_text(proto: ModelProto) -> None:
     for name in names:
         if isinstance(name, bytes):
             raise malformed("the model has a name that is not UTF-8 text", repr(name))
+        if isinstance(name, str) and len(name) > MAX_NAME:
+            raise malformed(
+                f"the model has a name of {len(name)} characters",
+                f"it begins {name[:60]!r}; the limit is {MAX_NAME}",
+            )
 
 
 def _graph_names(graph: GraphProto, names: list[object]) -> None:

@@ -173,7 +173,16 @@ def _external(
     if not location:
         raise malformed(f"external tensor {name!r} names no file")
     root = folder.resolve()
-    path = (root / location).resolve()
+    try:
+        path = (root / location).resolve()
+        missing = not path.is_file()
+    except (OSError, ValueError, RuntimeError) as error:
+        # Too long, a zero byte, or a loop of links.
+        raise TilewrightError(
+            "E0101",
+            f"the data file of tensor {name!r} cannot be found",
+            [f"file: {location[:200]!r}", str(error)[:200]],
+        ) from None
     if Path(location).is_absolute() or not path.is_relative_to(root):
         raise TilewrightError(
             "E0101",
@@ -181,7 +190,7 @@ def _external(
             [f"file: {location!r}"],
             "external data must be beside the model or below it",
         )
-    if not path.is_file():
+    if missing:
         raise TilewrightError(
             "E0101", f"the data file of tensor {name!r} is missing", [f"file: {path}"]
         )

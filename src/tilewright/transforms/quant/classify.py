@@ -204,6 +204,12 @@ def _mover(op: Operation, weights: WeightStore) -> str | None:
     return None
 
 
+def _slice(op: Operation, weights: WeightStore) -> str | None:
+    if any(step < 0 for step in Attrs(op.attributes).ints("steps")):
+        return "a slice that reverses an axis has no instruction"
+    return None
+
+
 def _pad(op: Operation, weights: WeightStore) -> str | None:
     attrs = Attrs(op.attributes)
     value = attrs.number("value") or 0.0
@@ -257,7 +263,7 @@ RULES: dict[str, _Rule] = {
     "top.concat": _concat,
     "top.reshape": _mover,
     "top.transpose": _mover,
-    "top.slice": _mover,
+    "top.slice": _slice,
     "top.pad": _pad,
     "top.resize": _resize,
     "top.prelu": _prelu,

@@ -481,11 +481,13 @@ class Emitter:
         attrs = Attrs(op.attributes)
         axes, source = attrs.ints("axes"), shape_of(op.operands[0])
         first, last = axes[0], axes[-1] + 1
-        codes, layout = self.as_codes(op.operands[0]), "nhwc"
+        codes = self.as_codes(op.operands[0])
         element = self.result(op).element_type
         if len(source) == 4 and axes == (2, 3):
-            layout, window = "nchw", (source[2], source[3])
-            pooled = (source[0], source[1], 1, 1)
+            # Planes: each is an image of one channel.
+            planes, window = source[0] * source[1], (source[2], source[3])
+            pooled = (planes, 1, 1, 1)
+            codes = self._reshape(codes, (planes, *window, 1), f"{layer_of(op)}/image")
         elif len(source) == 4 and axes == (1, 2):
             window, pooled = (source[1], source[2]), (source[0], 1, 1, source[3])
         else:
@@ -501,7 +503,7 @@ class Emitter:
             kernel=window,
             strides=(1, 1),
             pads=(0, 0, 0, 0),
-            layout=layout,
+            layout="nhwc",
             divide=attrs.string("kind") == "mean",
         )
         return self._reshape(result, shape_of(op.results[0]), f"{layer_of(op)}/reshape")

@@ -72,6 +72,9 @@ def _is_anchor(op: top.TopOp) -> bool:
     if isinstance(op, top.ResizeOp):
         # Of an image: batch and channels stay.
         return shape_of(op.operands[0])[:2] == shape_of(op.results[0])[:2]
+    if isinstance(op, top.ReduceOp):
+        # A global pool; over other axes the operand need not be an image.
+        return _axes(op) == (2, 3) and op.attrs.flag("keepdims")
     return isinstance(op, top.ConvOp | top.ConvTransposeOp | top.PoolOp)
 
 
@@ -114,7 +117,7 @@ def _reordered(values: Sequence[Any]) -> list[Any]:
 def _moved_attributes(op: top.TopOp) -> dict[str, Any]:
     """Return an operation's attributes for re-laid operands."""
     changed: dict[str, Any] = {k: v for k, v in op.attributes.items() if k != "name"}
-    if _is_anchor(op) or isinstance(op, top.ResizeOp):
+    if isinstance(op, top.ConvOp | top.ConvTransposeOp | top.PoolOp | top.ResizeOp):
         changed["layout"] = "nhwc"
     if isinstance(op, top.ResizeOp):
         changed["scales"] = _reordered(op.attrs.floats("scales"))
