@@ -82,10 +82,12 @@ def level_values(
     level: str,
     inputs: Mapping[str, Array],
     replace: Mapping[str, Array] | None = None,
+    fed: dict[str, Array] | None = None,
 ) -> dict[str, Array]:
     """Return every layer's value at a level: float32, or codes in the layout they are stored in.
 
-    With `replace`, another level's values, the quant level computes each layer from those.
+    With `replace`, another level's values, the quant level computes each layer from those. `fed` is
+    filled with what the segments of the linalg and affine levels were given.
 
     Raises:
         UsageError: unknown level.
@@ -109,10 +111,12 @@ def level_values(
     outputs, layers = session.run_layers(inputs, replace if level == "quant" else None)
     if level == "quant":
         return {**layers, **{f"output {name}": array for name, array in outputs.items()}}
-    return _segments(compiled, level, layers)
+    return _segments(compiled, level, layers, {} if fed is None else fed)
 
 
-def _segments(compiled: Compiled, level: str, codes: dict[str, Array]) -> dict[str, Array]:
+def _segments(
+    compiled: Compiled, level: str, codes: dict[str, Array], all_fed: dict[str, Array]
+) -> dict[str, Array]:
     """Run each function of the linalg or affine level on the codes of the quant level."""
     from xdsl.dialects.func import FuncOp
 
@@ -131,6 +135,7 @@ def _segments(compiled: Compiled, level: str, codes: dict[str, Array]) -> dict[s
             for name in strings(op.attributes.get("arg_names"))
             if name in codes and name not in results
         }
+        all_fed.update(fed)
         values.update(run(stage.module, stage.weights, fed, keep=True, function=op.sym_name.data))
     return values
 
@@ -191,8 +196,10 @@ def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Ar
         UsageError: unknown level.
         TilewrightError: E0502 when the levels have no layer in common.
     """
-    right = level_values(compiled, second, inputs)
-    left = level_values(compiled, first, inputs, right if compiled.dtype == "fp16" else None)
+    fed: dict[str, Array] = {}
+    right = level_values(compiled, second, inputs, fed=fed)
+    replace = {**fed, **right} if compiled.dtype == "fp16" else None
+    left = level_values(compiled, first, inputs, replace)
     known = scales(compiled)
     layers: list[LayerDifference] = []
     for name, array in left.items():

@@ -194,7 +194,7 @@ class _Run:
             try:
                 running = self._start(instr)
             except MachineError as error:
-                raise machine_error(instr, str(error), error.details) from error
+                raise machine_error(instr, str(error), error.details, error.code) from error
             if running is None:
                 self._complete(instr)
                 return True
@@ -202,7 +202,7 @@ class _Run:
         try:
             moved = self._mac_block(running) if engine == MAC else self._drain_block(running)
         except MachineError as error:
-            raise machine_error(running.instr, str(error), error.details) from error
+            raise machine_error(running.instr, str(error), error.details, error.code) from error
         if moved and running.done == running.blocks:
             self.running[engine] = None
             self._complete(running.instr)

@@ -23,15 +23,25 @@ SRAM_RESET = 0xA5
 class MachineError(Exception):
     """A rule of the machine broken; the run loop adds which instruction did it."""
 
+    code = "E0602"
+
     def __init__(self, message: str, *details: str) -> None:
         super().__init__(message)
         self.details = list(details)
 
 
-def machine_error(at: Dispatched, message: str, details: list[str]) -> TilewrightError:
-    """Return the user's error for a rule broken by instruction `at`."""
+class OverflowFault(MachineError):
+    """A value has no place in the number type: not the program's fault, but the data's."""
+
+    code = "E0304"
+
+
+def machine_error(
+    at: Dispatched, message: str, details: list[str], code: str = MachineError.code
+) -> TilewrightError:
+    """Return the user's error for what instruction `at` did."""
     return TilewrightError(
-        "E0602",
+        code,
         f'layer "{at.layer}": instruction {at.index} ({at.name}) on {ENGINE_NAMES[at.engine]}: '
         f"{message}",
         details,

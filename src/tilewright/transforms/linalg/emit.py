@@ -153,7 +153,7 @@ class Body:
         kind = arith.MinimumfOp if is_float(left.type) else arith.MinSIOp
         return self.add(kind(left, right))
 
-    def code_offset(self, code: SSAValue, zero: int, kind: IntegerType) -> SSAValue:
+    def code_offset(self, code: SSAValue, zero: int, kind: Scalar) -> SSAValue:
         """Return `code - zero`, extended to `kind` first."""
         wide = self.extend(code, kind)
         return wide if zero == 0 else self.minus(wide, self.constant(zero, kind))

@@ -67,7 +67,7 @@ class HalfOutput:
         return math.isfinite(self.lo) or math.isfinite(self.hi)
 
     @property
-    def tags(self) -> dict[str, str | float]:
+    def tags(self) -> dict[str, float]:
         """What later stages must know; bounds that are infinite are left out."""
         bounds = (("lo", self.lo), ("hi", self.hi))
         return {key: float(value) for key, value in bounds if math.isfinite(value)}

@@ -132,6 +132,7 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
     return emitter.add(
         "mac_conv",
         reads=[tile.region, work.weights.region],
+        writes=(),
         diag=int(form.diagonal),
         accumulate=int(accumulate),
         push=0,
@@ -210,6 +211,7 @@ def requantise(
         tile.drains.append(len(emitter.program))
         emitter.add(
             "vec_drain",
+            reads=(),
             writes=[tile.region],
             m_half=mac.fields["m_half"],
             dst=tile_address(out) + channel * form.element_bytes,

@@ -262,6 +262,7 @@ class Emitter:
         self.add(
             "vec_param",
             reads=[tile.region],
+            writes=(),
             src=tile.address + first * block_bytes,
             count=count,
             v=register,

@@ -433,6 +433,9 @@ def _collapse(base: View, groups: list[list[int]], target: list[int]) -> View:
 
 def _expand(base: View, groups: list[list[int]], target: list[int]) -> View:
     """Return `base` with each dimension split into its group; one dynamic extent is worked out."""
+    if not groups:
+        # A scalar: any number of dimensions of one.
+        return View(base.buffer, base.offset, (1,) * len(target), (1,) * len(target))
     sizes: list[int] = []
     strides: list[int] = []
     for axis, group in enumerate(groups):

@@ -193,7 +193,7 @@ class Nests:
             else:
                 weight = attr_float(op, "weight", 1.0)
                 row = np.full(self.hardware.array_size, weight, np.float16)
-                place = emitter.constants.add(("window", weight), row)
+                place = emitter.constants.add(("window", weight), row.view(np.uint8))
                 emitter.load_constant(*place, tile, emitter.channel_weights)
         return tile
 
