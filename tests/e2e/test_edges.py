@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.level_checks import check_model
 from tilewright.compare import compare
-from tilewright.spec.hardware import load_target
+from tilewright.spec.hardware import Hardware, load_target
 
 TARGETS = [load_target(name) for name in ("tiny8", "tpu_v2")]
 Shapes = dict[str, tuple[int, ...]]
@@ -46,8 +47,8 @@ each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: targ
 
 @each_target
 @pytest.mark.parametrize("kind", ["Add", "Mul", "Concat"])
-def test_whole_tensor_constants_are_read_from_the_constants(kind: str, target) -> None:
-    extra = {"axis": 1} if kind == "Concat" else {}
+def test_whole_tensor_constants_are_read_from_the_constants(kind: str, target: Hardware) -> None:
+    extra: dict[str, Any] = {"axis": 1} if kind == "Concat" else {}
     model = graph(
         [
             helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
@@ -65,7 +66,7 @@ def test_whole_tensor_constants_are_read_from_the_constants(kind: str, target) -
 
 
 @each_target
-def test_optional_operands_on_the_host(target) -> None:
+def test_optional_operands_on_the_host(target: Hardware) -> None:
     # ConvTranspose without a bias beside an operation that stays on the host.
     model = graph(
         [
@@ -80,7 +81,7 @@ def test_optional_operands_on_the_host(target) -> None:
 
 
 @each_target
-def test_a_resize_alone_gets_the_layout(target) -> None:
+def test_a_resize_alone_gets_the_layout(target: Hardware) -> None:
     model = graph(
         [helper.make_node("Resize", ["x", "", "s"], ["y"], name="up", mode="nearest")],
         {"x": (1, 3, 4, 5)},
@@ -89,3 +90,32 @@ def test_a_resize_alone_gets_the_layout(target) -> None:
     )
     compiled = check_model(model, {"x": (1, 3, 4, 5)}, target)
     assert compiled.program.tpu_steps
+
+
+@pytest.mark.parametrize("word", [4, 16, 128])
+@pytest.mark.parametrize("lanes", [8, 64])
+def test_the_port_may_be_narrower_or_wider_than_the_array(word: int, lanes: int) -> None:
+    edge = load_target("edge16").model_dump()
+    size = {"mac_array_size": (lanes, lanes), "vector_lanes": lanes, "sram_word_bytes": word}
+    target = Hardware.model_validate({**edge, **size, "name": f"array{lanes}_word{word}"})
+    model = graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+            helper.make_node("HardSwish", ["c"], ["h"], name="swish"),
+            helper.make_node("GlobalAveragePool", ["h"], ["g"], name="mean"),
+            helper.make_node("Conv", ["g", "v"], ["s"], name="gate"),
+            helper.make_node("Mul", ["h", "s"], ["y"], name="mul"),
+        ],
+        {"x": (1, 5, 6, 7)},
+        ["y"],
+        w=normal(70, 5, 1, 1),
+        v=normal(70, 70, 1, 1, seed=1),
+    )
+    check_model(model, {"x": (1, 5, 6, 7)}, target)
+
+
+def test_a_chip_without_room_for_biases_beside_a_table_is_refused() -> None:
+    tiny = load_target("tiny8").model_dump()
+    assert Hardware.model_validate({**tiny, "vector_registers": 10}).vector_registers == 10
+    with pytest.raises(ValueError, match="vector_registers must be 10 or more, not 9"):
+        Hardware.model_validate({**tiny, "vector_registers": 9})

@@ -222,6 +222,4 @@ def parameter_bytes(hardware: Hardware, blocks: int, element_bytes: int = 1) -> 
 
 def ones_bytes(hardware: Hardware, element_bytes: int = 1) -> int:
     """Return the bytes of the row of equal weights that a window sum multiplies by."""
-    row = hardware.array_size * element_bytes
-    word = hardware.sram_word_bytes
-    return word if element_bytes == 1 else align(row, word)
+    return align(hardware.array_size * element_bytes, hardware.sram_word_bytes)

@@ -170,6 +170,13 @@ class Hardware(BaseModel):
             )
         if "int8" not in self.dtypes:
             raise ValueError("dtypes must contain int8")
+        table = -(-256 // (4 * self.vector_lanes))
+        if self.vector_registers < table + 2:
+            raise ValueError(
+                f"vector_registers must be {table + 2} or more, not {self.vector_registers}: "
+                f"a lookup table of 256 bytes takes {table} of {self.vector_lanes} lanes, and two "
+                "hold the biases of this tile and the next"
+            )
         if self.matrix_registers % 2:
             raise ValueError(f"matrix_registers must be even, not {self.matrix_registers}")
         return self
