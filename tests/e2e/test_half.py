@@ -149,15 +149,17 @@ def test_functions_of_the_vector_unit() -> None:
     nodes: list[onnx.NodeProto] = []
     for kind in kinds:
         value, conv = "x", f"conv_{kind}"
-        nodes.append(node("Conv", f"{value} w b", conv))
+        nodes.append(node("Conv", f"{value} w_{kind} b", conv))
         nodes.append(node(kind, conv, f"fused_{kind}"))
         # Two readers: the sum is not fused away, and the function runs on its result.
         nodes.append(node("Add", f"fused_{kind} x", f"sum_{kind}"))
         nodes.append(node(kind, f"sum_{kind}", f"alone_{kind}"))
         nodes.append(node("Add", f"alone_{kind} sum_{kind}", f"out_{kind}"))
     nodes.append(node("Concat", " ".join(f"out_{kind}" for kind in kinds), "y", axis=1))
-    weight = np.abs(normal(0, 6, 6, 1, 1)) / 6
-    model = network(nodes, [1, 6, 9, 7], w=weight, b=np.full(6, 0.5, np.float32))
+    weights = {
+        f"w_{kind}": np.abs(normal(index, 6, 6, 1, 1)) / 6 for index, kind in enumerate(kinds)
+    }
+    model = network(nodes, [1, 6, 9, 7], b=np.full(6, 0.5, np.float32), **weights)
     x = np.random.default_rng(1).uniform(0.25, 1.25, (1, 6, 9, 7)).astype(np.float32)
     compiled = half(model, x)
     near(check(compiled, x)["y"], float_output(model, x))
@@ -182,7 +184,7 @@ def test_constants_as_operands() -> None:
     ]
     model = network(
         nodes, [1, 5, 6, 7],
-        scale=normal(1, 1, 5, 1, 1), one=np.float32(1.5).reshape(()),
+        scale=normal(1, 1, 5, 1, 1), one=np.full((), 1.5, np.float32),
         row=normal(2, 1, 1, 1, 7), block=normal(3, 1, 2, 6, 7),
     )  # fmt: skip
     x = normal(4, 1, 5, 6, 7)
@@ -227,8 +229,9 @@ def test_many_clamps_take_turns_in_the_registers() -> None:
     nodes, constants, value = [], dict[str, Array](), "x"
     for index in range(4):
         constants |= {
-            f"lo{index}": np.float32(-1 - index), f"hi{index}": np.float32(0.5 + index / 4)
-        }  # fmt: skip
+            f"lo{index}": np.full((), -1 - index, np.float32),
+            f"hi{index}": np.full((), 0.5 + index / 4, np.float32),
+        }
         nodes.append(node("Clip", f"{value} lo{index} hi{index}", f"clip{index}"))
         value = "y" if index == 3 else f"sum{index}"
         nodes.append(node("Add", f"clip{index} x", value))

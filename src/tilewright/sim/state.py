@@ -30,7 +30,7 @@ class MachineError(Exception):
         self.details = list(details)
 
 
-class OverflowFault(MachineError):
+class UnrepresentableError(MachineError):
     """A value has no place in the number type: not the program's fault, but the data's."""
 
     code = "E0304"

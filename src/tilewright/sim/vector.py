@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tilewright.sim.mac import columns
 from tilewright.sim.numeric import float_function, scale_codes
-from tilewright.sim.state import MachineError, OverflowFault, PushGroup, State
+from tilewright.sim.state import MachineError, PushGroup, State, UnrepresentableError
 from tilewright.spec.isa import FUNCTIONS
 
 FP16 = 2
@@ -98,7 +98,7 @@ def _clamp_half(
     with np.errstate(over="ignore"):
         result = value.astype(np.float16)
     if not np.isfinite(result).all():
-        raise OverflowFault("an fp16 result overflows or is not a number")
+        raise UnrepresentableError("an fp16 result overflows or is not a number")
     return result
 
 
