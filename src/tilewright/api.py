@@ -51,8 +51,10 @@ class CompileOptions:
     """Shapes of inputs with dynamic dimensions."""
     preprocess: Preprocess | None = None
     """From pictures to the input; ImageNet's when None."""
-    dtype: Literal["int8", "float32"] = "int8"
-    """`float32`: no quantisation; everything runs on the host (a check of the front half)."""
+    dtype: Literal["int8", "fp16", "float32"] = "int8"
+    """Number type of the activations; the target must declare it. `fp16` needs no calibration, but
+    samples show an overflow at compile time. `float32`: no quantisation; everything runs on the
+    host (a check of the front half)."""
     activations: Literal["symmetric", "asymmetric"] = "symmetric"
     """`asymmetric`: values that cannot be negative use all 256 codes, zero point -128."""
     keep_ir: tuple[str, ...] = ("quant",)
@@ -61,7 +63,7 @@ class CompileOptions:
 
 @dataclass
 class Build:
-    """A package and, for an int8 model, the compile it came from."""
+    """A package and, unless all of it runs on the host, the compile it came from."""
 
     package: Package
     compiled: Compiled | None
@@ -113,17 +115,16 @@ def build(
             front,
             target,
             samples=used.samples(options),
+            dtype=options.dtype,
             method=options.method,
             limit=options.samples,
             activations=options.activations,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
-        asked |= {
-            "method": options.method,
-            "samples": compiled.table.samples,
-            "activations": options.activations,
-        }
+        asked |= {"method": compiled.table.method, "samples": compiled.table.samples}
+        if options.dtype == "int8":
+            asked["activations"] = options.activations
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(
@@ -274,7 +275,7 @@ def compile(
     samples: int = 100,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     preprocess: Preprocess | str | None = None,
-    dtype: Literal["int8", "float32"] = "int8",
+    dtype: Literal["int8", "fp16", "float32"] = "int8",
     activations: Literal["symmetric", "asymmetric"] = "symmetric",
 ) -> Package:
     """Compile a model for a chip.
@@ -287,7 +288,8 @@ def compile(
         samples: At most so many samples are used.
         shapes: Shapes of inputs with dynamic dimensions.
         preprocess: For pictures; see `tilewright.runtime.preprocess`.
-        dtype: Number type of the activations.
+        dtype: Number type of the activations: int8, fp16 where the target has it, or float32 on
+            the host alone.
         activations: `asymmetric` gives values that cannot be negative all 256 codes.
 
     Raises:

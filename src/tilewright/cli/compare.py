@@ -14,7 +14,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "tilewright compare zoo:pplcnet --levels quant,tpu       must be equal, code by code\n"
         "tilewright compare m.onnx --levels float,quant ...       what quantisation costs\n"
-        "Exit code 1 when two integer levels differ.\n"
+        "Exit code 1 when two integer levels differ, or two fp16 levels by more than 2^-9 of a\n"
+        "layer's largest magnitude.\n"
     )
     parser.add_argument(
         "--levels", default="float,quant", metavar="A,B",
@@ -47,8 +48,8 @@ def run(options: argparse.Namespace) -> int:
                 hint=f"levels: {', '.join(LEVELS)}; or `all`",
             )
         pairs = [(names[0], names[1])]
-    if options.dtype != "int8":
-        raise UsageError("E0702", "compare needs an int8 compile: float32 has only one level")
+    if options.dtype == "float32":
+        raise UsageError("E0702", "compare needs levels: with float32 there is only one")
     target = load_target(options.target)
     asked = compile_options(options, "none")
     with Progress(options.quiet) as progress:
@@ -59,26 +60,31 @@ def run(options: argparse.Namespace) -> int:
         for first, second in pairs:
             progress(f"compare {first},{second}")
             found.append(compare(made.compiled, first, second, sample))
-    integers = [item for item in found if "float" not in (item.first, item.second)]
-    # Float and integers are never expected to be equal: there the answer is the error, not a word.
-    equal = all(item.exact for item in integers) if integers else None
+    lower = [item for item in found if "float" not in (item.first, item.second)]
+    # The float level is never expected to be equal: there the answer is the error, not a word.
+    equal = all(item.exact for item in lower) if lower else None
+    agrees = all(item.agrees for item in lower) if lower else None
     if options.json:
-        print_json({"equal": equal, "comparisons": [_json(item) for item in found]})
+        comparisons = [_json(item) for item in found]
+        print_json({"equal": equal, "agrees": agrees, "comparisons": comparisons})
     else:
         for item in found:
             print(_text(item, options.rows))
-    return 1 if equal is False else 0
+    return 1 if agrees is False else 0
 
 
 def _sample(options: argparse.Namespace, asked: Any, made: Any) -> dict[str, Any]:
     import numpy as np
 
+    from tilewright.diagnostics import UsageError
     from tilewright.runtime.preprocess import Preprocess, load_samples
 
     kept = made.package.content.preprocess
     preprocess = Preprocess.from_json(kept) if kept else None
     shapes = {port.name: port.shape for port in made.package.inputs}
     source = options.input or asked.calibration
+    if source is None:
+        raise UsageError("E0702", "there is no calibration sample to compare on: give --input PATH")
     if not isinstance(source, Path):
         return dict(next(iter(source)))
     sample = next(load_samples(source, shapes, preprocess, 1))
@@ -88,7 +94,30 @@ def _sample(options: argparse.Namespace, asked: Any, made: Any) -> dict[str, Any
 def _json(item: Any) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return {**asdict(item), "exact": item.exact}
+    return {**asdict(item), "exact": item.exact, "agrees": item.agrees}
+
+
+def _relative(item: Any, worst: list[Any]) -> str:
+    """Return the table of two fp16 levels: differences relative to the largest magnitude."""
+    from tilewright.cli.output import number, table
+    from tilewright.compare import HALF_TOLERANCE
+
+    apart = sum(not layer.agrees for layer in item.layers)
+    verdict = f"{apart} DIFFER" if apart else "all agree"
+    body = table(
+        ("layer", "elements", "differing", "of tolerance"),
+        [
+            (
+                row.layer,
+                number(row.elements),
+                number(row.differing),
+                f"{100 * row.relative / HALF_TOLERANCE:.0f} %",
+            )
+            for row in worst
+        ],
+        "lrrr",
+    )
+    return f"{verdict} (tolerance 2^-9 of the largest magnitude), worst first\n{body}"
 
 
 def _text(item: Any, rows: int) -> str:
@@ -100,6 +129,8 @@ def _text(item: Any, rows: int) -> str:
         wrong = [layer for layer in item.layers if layer.differing]
         if not wrong:
             return f"{head}, all equal bit for bit"
+        if wrong[0].relative is not None:
+            return f"{head}, {_relative(item, wrong[:rows])}"
         body = table(
             ("layer", "elements", "differing", "largest"),
             [

@@ -63,7 +63,10 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="shape of an input, or size of a symbolic dimension (N=1); may be repeated",
     )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
-    kinds.add_argument("--dtype", choices=("int8", "float32"), default="int8", help="number type")
+    kinds.add_argument(
+        "--dtype", choices=("int8", "fp16", "float32"), default="int8",
+        help="number type: int8, fp16 (targets that declare it; calibration optional), float32",
+    )  # fmt: skip
     kinds.add_argument(
         "--fp32", dest="dtype", action="store_const", const="float32",
         help="no quantisation: everything in float on the host",
@@ -111,7 +114,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     calibration: Any = options.calibration_data
     if calibration is not None:
         list_samples(calibration)
-    elif options.dtype == "int8" and options.model.startswith("zoo:"):
+    elif options.dtype != "float32" and options.model.startswith("zoo:"):
         from tilewright.zoo import inputs
 
         calibration = inputs(

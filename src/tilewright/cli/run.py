@@ -38,7 +38,8 @@ def random_inputs(package: Package, seed: int) -> dict[str, Any]:
     random = np.random.Generator(np.random.PCG64(seed))
     program = package.content.program
     reach = {
-        step.value: 40 * (program.tensors[step.tensor].scale or 1.0)
+        # int8: a third of the calibrated range is one standard deviation; fp16 has no such range.
+        step.value: 40 * scale if (scale := program.tensors[step.tensor].scale) else 1.0
         for step in program.steps
         if isinstance(step, StoreStep)
     }
