@@ -258,6 +258,9 @@ class Emitter:
         self._bank ^= 1
         self._resident[bank] = wanted
         entry, register = bank * self.hardware.quant_bank_entries, bank * self.blocks
+        # A chip of two banks keeps scalars in the second: those overwritten are not there any more.
+        for old in [old for old, at in self._scalars.items() if entry <= at < entry + count]:
+            del self._scalars[old]
         block_bytes = (4 if half else 9) * self.hardware.vector_lanes
         self.add(
             "vec_param",
