@@ -278,7 +278,7 @@ def test_targets_without_fp16_say_what_they_have() -> None:
 def test_what_has_no_fp16_form_runs_on_the_host() -> None:
     nodes = [
         node("LeakyRelu", "x", "leaky", alpha=0.1),
-        node("HardSigmoid", "leaky", "gate", alpha=0.2, beta=0.5),
+        node("HardSigmoid", "leaky", "gate", alpha=2.0, beta=0.5),
         node("Mul", "gate x", "m"),
         node("Resize", "m   sizes", "y", mode="linear"),
     ]
@@ -289,7 +289,7 @@ def test_what_has_no_fp16_form_runs_on_the_host() -> None:
     near(check(compiled, x)["y"], float_output(model, x))
     assert on_host(compiled) == {
         "leaky": "leaky_relu is no fp16 function of the vector unit",
-        "gate": "the vector unit's slope is 1/6 and its offset 1/2, not 0.2 and 0.5",
+        "gate": "slope 2 and offset 0.5 could overflow before its clamp",
         "y": "resize has no fp16 form",
     }
 
@@ -319,3 +319,15 @@ def test_the_same_compile_gives_the_same_bytes() -> None:
 @pytest.mark.parametrize("level", ["linalg", "affine"])
 def test_stock_mlir_accepts_the_levels(level: str) -> None:
     assert accepts(half(random_network(0)[0]).stages[level].module) is None
+
+
+@pytest.mark.parametrize("alpha", [1 / 6, 0.2])
+def test_slopes_of_hard_sigmoid(alpha: float) -> None:
+    """The vector unit's own slope is one instruction; others are a product and a clamped sum."""
+    nodes = [node("Add", "x x", "a"), node("HardSigmoid", "a", "y", alpha=alpha, beta=0.5)]
+    model, x = network(nodes, [1, 3, 6, 5]), normal(0, 1, 3, 6, 5) * 2
+    compiled = half(model, x)
+    near(check(compiled, x)["y"], float_output(model, x), 2.0**-9)
+    (step,) = compiled.program.tpu_steps
+    names = [instr.name for instr in Executor(compiled.program, SMALL).code(step)]
+    assert names.count("vec_eltwise") == (1 if alpha < 0.19 else 3)

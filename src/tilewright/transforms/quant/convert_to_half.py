@@ -86,8 +86,8 @@ def _function_reason(op: Operation, function: str) -> str | None:
     attrs = Attrs(op.attributes)
     if function == "hard_sigmoid":
         alpha, beta = attrs.number("alpha") or 0.0, attrs.number("beta") or 0.0
-        if abs(alpha - 1 / 6) > 1e-6 or beta != 0.5:
-            return f"the vector unit's slope is 1/6 and its offset 1/2, not {alpha:g} and {beta:g}"
+        if max(abs(alpha), abs(beta)) > 1:
+            return f"slope {alpha:g} and offset {beta:g} could overflow before its clamp"
     if function == "gelu" and attrs.string("approximate", "none") != "none":
         return "the vector unit's gelu is the exact one"
     return None
@@ -197,6 +197,8 @@ class _Converter:
             self.half[op.results[0]] = self._product(op, top.LinearOp, weight)
         elif op.name == "top.reduce":
             self._reduce(op)
+        elif op.name == "top.hard_sigmoid" and not _is_standard(op):
+            self._hard_sigmoid(op)
         else:
             self._same(op, [self.as_half(value) for value in op.operands])
         self.ctx.decide(layer_of(op), STAGE, True, "computed in fp16")
@@ -223,6 +225,27 @@ class _Converter:
             attributes=op.attributes,
         )
         return self.append(made)
+
+    def _hard_sigmoid(self, op: Operation) -> None:
+        """Append one of another slope than the vector unit's as a product and a clamped sum."""
+        attrs, layer = Attrs(op.attributes), layer_of(op)
+        slope, offset = (
+            self.constant(f"{layer}.{key}", np.array(attrs.number(key), np.float16), f16)
+            for key in ("alpha", "beta")
+        )
+        kind = TensorType(f16, shape_of(op.results[0]))
+        value = self.append(
+            top.create(
+                top.MulOp,
+                [self.as_half(op.operands[0]), slope],
+                name=f"{layer}/scaled",
+                result_types=[kind],
+            )
+        )
+        bounds = {"clamp_min": 0.0, "clamp_max": 1.0}
+        self.half[op.results[0]] = self.append(
+            top.create(top.AddOp, [value, offset], bounds, name=layer, result_types=[kind])
+        )
 
     def _reduce(self, op: Operation) -> None:
         """Append a mean as an average pool over an image of a fitting shape.
@@ -282,6 +305,12 @@ class _Converter:
             self.ctx.decide(layer_of(op), STAGE, False, reason)
         self.block.add_op(clone)
         self.floats.update(zip(op.results, clone.results, strict=True))
+
+
+def _is_standard(op: Operation) -> bool:
+    """Tell whether a `top.hard_sigmoid` is the vector unit's: slope 1/6, offset 1/2."""
+    attrs = Attrs(op.attributes)
+    return abs((attrs.number("alpha") or 0.0) - 1 / 6) <= 1e-6 and attrs.number("beta") == 0.5
 
 
 def _is_matrix(op: Operation) -> bool:
