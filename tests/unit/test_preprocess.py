@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,22 @@ def _spoil(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["missing", "empty", "picture", "npy", "npz", "nan", "shape", "pickle", "kind"]
+    "what",
+    [
+        "missing",
+        "empty",
+        "picture",
+        "npy",
+        "npz",
+        "nan",
+        "shape",
+        "pickle",
+        "kind",
+        "thin",
+        "header",
+        "endless",
+        "member",
+    ],
 )
 def test_unusable_samples_are_named(tmp_path: Path, what: str):
     folder = tmp_path / "data"
@@ -137,6 +153,16 @@ def test_unusable_samples_are_named(tmp_path: Path, what: str):
         np.save(folder / "bad.npy", np.array([{"a": 1}], object), allow_pickle=True)
     elif what == "kind":
         np.save(folder / "bad.npy", np.array(["text"]))
+    elif what == "thin":
+        Image.new("RGB", (1, 30000)).save(folder / "bad.png")
+    elif what in ("header", "endless"):
+        shape = "(1, 3, 8" if what == "header" else f"(1, 3, {1 << 50})"
+        text = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+        head = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+        (folder / "bad.npy").write_bytes(head + bytes(64))
+    elif what == "member":
+        with zipfile.ZipFile(folder / "bad.npz", "w") as archive:
+            archive.writestr("x.npy", b"no array")
     with pytest.raises(TilewrightError) as caught:
         _load(folder)
     assert caught.value.code == "E0301"

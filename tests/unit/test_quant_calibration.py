@@ -252,6 +252,11 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
         ("version: 1\nvalues: {}\nmeans: {a: 'AADAfw=='}", "`a` is not finite"),
         ("a: [", "malformed"),
         ("!!python/object/apply:os.getcwd []", "malformed"),
+        ("[" * 5000, "malformed"),
+        ("version: 2026-13-45", "malformed"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, max: big}}", "`a`: max must be a number"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, max: .nan}}", "`a`: max must be a number"),
+        ("version: 1\nsamples: many\nvalues: {a: 1.0}", "`samples` must be a count"),
     ],
 )
 def test_malformed_tables_say_where(tmp_path: Path, text: str, message: str) -> None:

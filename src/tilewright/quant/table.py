@@ -114,7 +114,8 @@ class CalibrationTable:
             ) from error
         try:
             data: Any = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+            # The last two: a date that does not exist, a mapping for a key.
             raise _malformed(path, str(error)) from error
         if not isinstance(data, Mapping) or data.get("version") != VERSION:
             raise _malformed(path, f"it needs `version: {VERSION}`")
@@ -137,10 +138,16 @@ class CalibrationTable:
                 details[str(name)] = {
                     str(key): value for key, value in entry.items() if key != "threshold"
                 }
+                seen: Any = entry.get("max", 0.0)
+                if not isinstance(seen, int | float) or not math.isfinite(seen) or seen < 0:
+                    raise _malformed(path, f"`{name}`: max must be a number >= 0, not {seen!r}")
+        samples: Any = data.get("samples", 0)
+        if not isinstance(samples, int) or samples < 0:
+            raise _malformed(path, f"`samples` must be a count, not {samples!r}")
         return cls(
             thresholds,
             str(data.get("method", "max")),
-            int(data.get("samples", 0) or 0),
+            samples,
             data.get("preprocessing"),
             details,
             _read_means(path, data.get("means") or {}),

@@ -6,6 +6,9 @@ on exactly what it will see.
 
 from __future__ import annotations
 
+import tokenize
+import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -23,6 +26,8 @@ Array = npt.NDArray[Any]
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp", ".ppm")
 ARRAY_SUFFIXES = (".npy", ".npz")
+MAX_PIXELS = 1 << 27
+"""Of a resized picture, before the crop; a long thin one would take all memory."""
 
 
 @dataclass(frozen=True)
@@ -84,13 +89,13 @@ class Preprocess:
             picture = picture.resize((self.resize_to, self.resize_to), kind)
         else:
             factor = self.resize_to / min(picture.size)
-            picture = picture.resize(
-                (
-                    max(width, round(picture.width * factor)),
-                    max(height, round(picture.height * factor)),
-                ),
-                kind,
-            )
+            wide = max(width, round(picture.width * factor))
+            high = max(height, round(picture.height * factor))
+            if wide * high > MAX_PIXELS:
+                raise ValueError(
+                    f"{picture.width} x {picture.height} pixels would become {wide} x {high}"
+                )
+            picture = picture.resize((wide, high), kind)
         left, top = (picture.width - width) // 2, (picture.height - height) // 2
         return picture.crop((left, top, left + width, top + height))
 
@@ -341,9 +346,22 @@ def _samples_of(
         yield {name: items[index] for name, items in split.items()}
 
 
-def _read_arrays(file: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
-    import zipfile
+_UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    NotImplementedError,
+    MemoryError,
+    SyntaxError,
+    tokenize.TokenError,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+"""What NumPy and zipfile raise at a broken file: a header that is no Python literal, a shape larger
+than memory, an unknown or broken compression."""
 
+
+def _read_arrays(file: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
     try:
         # Opened here: NumPy leaves the file open when the archive is broken.
         with file.open("rb") as stream:
@@ -367,14 +385,16 @@ def _read_arrays(file: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Ar
                     [f"its arrays: {', '.join(names)}"],
                 )
             return {name: loaded[name] for name in shapes}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise TilewrightError(
-            "E0301", f"array file `{file}` cannot be read", [str(error).splitlines()[0]]
-        ) from error
+    except _UNREADABLE as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TilewrightError("E0301", f"array file `{file}` cannot be read", [first]) from error
 
 
 def _fitted(file: Path, name: str, array: Array, shape: tuple[int, ...]) -> list[Array]:
     """Return the samples in `array`, each of exactly `shape`."""
+    if not isinstance(array, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
+        # A member of the archive that is no array comes as bytes.
+        raise TilewrightError("E0301", f"`{file}`: `{name}` is no array")
     if array.dtype.kind not in "fiub":
         raise TilewrightError("E0301", f"`{file}`: array `{name}` holds {array.dtype}, not numbers")
     if array.dtype.kind == "f" and not np.all(np.isfinite(array)):

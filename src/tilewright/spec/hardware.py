@@ -296,13 +296,18 @@ def parse_target(text: str, where: str = "target") -> Hardware:
     """
     try:
         content: Any = yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
+    except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
+        # The last two: a date that does not exist, a mapping for a key.
         raise TilewrightError(
             "E0201", f"target file `{where}` is not YAML", str(error).splitlines()[:4]
         ) from error
     if not isinstance(content, dict):
         raise TilewrightError(
             "E0201", f"target file `{where}` must be a mapping of fields to values"
+        )
+    if wrong := [repr(key) for key in content if not isinstance(key, str)]:
+        raise TilewrightError(
+            "E0201", f"target file `{where}` has fields whose names are no text", wrong[:4]
         )
     for key in ("mac_array_size", "dtypes"):
         if isinstance(content.get(key), list):
