@@ -26,6 +26,13 @@ FEW = SMALL.model_copy(update={"name": "tpu_v2_few", "vector_registers": 5})
 """So few V registers that clamps take those of tables."""
 LEVELS = ("linalg", "affine", "tpu")
 
+
+@pytest.fixture(autouse=True)
+def unwritten_memory_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any byte of SRAM read before it is written makes a NaN, even if it is multiplied by zero."""
+    monkeypatch.setattr("tilewright.sim.state.SRAM_RESET", 0xFF)
+
+
 Array = np.ndarray[Any, Any]
 
 
@@ -331,3 +338,18 @@ def test_slopes_of_hard_sigmoid(alpha: float) -> None:
     (step,) = compiled.program.tpu_steps
     names = [instr.name for instr in Executor(compiled.program, SMALL).code(step)]
     assert names.count("vec_eltwise") == (1 if alpha < 0.19 else 3)
+
+
+def test_bytes_between_pixels_are_zeroed_where_kernel_rows_are_merged() -> None:
+    """Three channels take the room of four; a row of the kernel is read as one vector."""
+    nodes = [node("Conv", "x w", "y", strides=[2, 2], pads=[3, 3, 3, 3])]
+    model = network(nodes, [1, 3, 90, 94], w=normal(0, 20, 3, 7, 7) / np.float32(12))
+    x = normal(1, 1, 3, 90, 94)
+    compiled = half(model, x)
+    near(check(compiled, x)["y"], float_output(model, x), 2.0**-9)
+    (step,) = compiled.program.tpu_steps
+    code = Executor(compiled.program, SMALL).code(step)
+    merged = [instr for instr in code if instr.name == "mac_conv" and instr.fields["k_w"] == 1]
+    assert merged
+    fills = [instr for instr in code if instr.name == "dma_fill"]
+    assert 1 <= len(fills) <= 2 < len(merged), "once a slot, however many tiles there are"

@@ -50,6 +50,9 @@ class ConvForm:
     merge_kernel_row: bool
     """A kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of
     1.
+
+    What lies between the channels of two pixels then meets weights of zero. As fp16 those bytes may
+    be no number: such tiles are filled with zeros once.
     """
     parts: int
     """Packs of groups in the tile."""
@@ -144,12 +147,8 @@ def conv_form(
     if pitch is None:
         pitch = pixel_pitch(hardware, in_channels, element_bytes)
     wide = pitch // element_bytes
-    # What lies between the channels of two pixels meets weights of zero. That is right for codes;
-    # as fp16 those bytes may be no number.
-    filled = element_bytes == 1 or wide == in_channels
     if (
-        filled
-        and k_w > 1
+        k_w > 1
         and dilation_x == 1
         and wide * 2 <= size
         and _merging_pays(hardware, pitch, k_w, element_bytes)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from xdsl.dialects import affine, arith, func, memref
 from xdsl.dialects.builtin import DenseArrayBase, FloatAttr, IntegerAttr, IntegerType, MemRefType
-from xdsl.dialects.linalg.ops import FillOp
+from xdsl.dialects.linalg.ops import FillOp, GenericOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
@@ -169,14 +169,35 @@ class Evaluator:
         item = item_bytes_of(kind)
         pitch = pixel_pitch(self.emitter.hardware, shape[-1], item) if shape else item
         role, slot = attr_str(op, "role"), 0
+        clean = not self._reads_gaps(result, pitch - shape[-1] * item if shape else 0, item)
 
         def tile() -> None:
-            nonlocal slot
+            nonlocal slot, clean
+            if not clean:
+                self.emitter.layer = layer_of(op)
+                raw = Tile(role, (size,), addresses[slot], size, size)
+                self.emitter.fill(whole(raw), 0)
+                clean = slot == len(addresses) - 1
             buffer = Tile(role, shape, addresses[slot], pitch, size, item_bytes=item)
             slot = (slot + 1) % len(addresses)
             self.values[result] = View(buffer, 0, shape, strides)
 
         return tile
+
+    def _reads_gaps(self, value: SSAValue, gap: int, item: int) -> bool:
+        """Tell whether bytes between a tile's pixels, which nothing writes, are read as fp16."""
+        if gap == 0 or item == 1:
+            return False
+        for user in users(value):
+            if attr_str(user, "kind") != "conv" or root(user.operands[0]) is not value:
+                continue
+            assert isinstance(user, GenericOp)
+            weights = root(user.inputs[1]).type
+            assert isinstance(weights, MemRefType)
+            form, _ = self.forms.of_weights(user, tuple(weights.get_shape()))
+            if form.merge_kernel_row:
+                return True
+        return False
 
     def _reinterpret(self, op: memref.ReinterpretCastOp) -> Thunk:
         before, after = op.source, op.result
