@@ -182,6 +182,9 @@ def _internal(error: Exception, arguments: Sequence[str]) -> int:
     if "--debug" in arguments:
         traceback.print_exc()
     print(f"internal error: {type(error).__name__}: {error}", file=sys.stderr)
+    if "--json" in arguments:
+        message = f"{type(error).__name__}: {error}"
+        print(json.dumps({"error": {"code": "internal", "message": message}}))
     try:
         folder = write_repro(error, arguments)
     except OSError as problem:

@@ -154,8 +154,10 @@ def run(options: argparse.Namespace) -> int:
             "of that name; give it a `name` of its own\n"
         )
     output = options.output or default_output(options.model, target)
-    for path in filter(None, (output, options.report)):
-        check_writable(path)
+    read = (options.model, options.target, options.calibration_data)
+    check_writable(output, *read)
+    if options.report:
+        check_writable(options.report, *read, output)
     resolve_model(options.model)
     asked = compile_options(options, options.keep_ir)
     start = time.perf_counter()

@@ -23,7 +23,7 @@ def run(options: argparse.Namespace) -> int:
     from tilewright.runtime.simulation import simulate
 
     output = options.output or options.package.with_suffix(".html")
-    check_writable(output)
+    check_writable(output, options.package)
     package = load(options.package)
     with Progress(options.quiet) as progress:
         progress("simulate")

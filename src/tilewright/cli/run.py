@@ -68,10 +68,12 @@ def run(options: argparse.Namespace) -> int:
 
     if bool(options.input) == (options.random is not None):
         raise UsageError("E0702", "give either --input PATH or --random SEED")
+    if options.random is not None and options.random < 0:
+        raise UsageError("E0702", f"--random must be 0 or more, not {options.random}")
     if options.output is not None:
         if options.output.suffix != ".npz":
             raise UsageError("E0702", f"`{options.output}` must end in .npz")
-        check_writable(options.output)
+        check_writable(options.output, options.package, *options.input)
     package = load(options.package)
     kept = package.content.preprocess
     preprocess = Preprocess.from_json(kept) if kept else None

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.trace:
         if options.level != "cycle":
             raise UsageError("E0702", "--trace needs --level cycle")
-        check_writable(options.trace)
+        check_writable(options.trace, options.package)
     package = load(options.package)
     if options.level == "functional":
         return _functional(options)
