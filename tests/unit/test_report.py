@@ -119,7 +119,7 @@ def test_summary_is_short_and_labelled(report: Report):
     text = "\n".join(lines)
     assert "array busy 50%, waits 40% for semaphores, 10% for work" in text
     assert "39/40 right" in text
-    assert "host       1 layer, not timed: a test" in text
+    assert "host       1 layer, reads 24 B, writes 0 B, not timed: a test" in text
 
 
 def test_table_can_be_cut(report: Report):

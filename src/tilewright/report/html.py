@@ -129,16 +129,18 @@ def _accuracy(report: Report) -> str:
 
 def _host(report: Report) -> str:
     return _table(
-        ("step", "layers", "why"),
+        ("step", "layers", "reads", "writes", "why"),
         [
             [
                 escape(str(step["name"])),
                 escape(", ".join(str(layer) for layer in step["layers"])),
+                size(step["read_bytes"]),
+                size(step["write_bytes"]),
                 escape(str(step["reason"])),
             ]
             for step in report.host
         ],
-        (1, 2),
+        (1, 4),
     )
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tilewright.codegen.program import HostStep, LoadStep, Program, StoreStep
+
 if TYPE_CHECKING:
     from tilewright.runtime.runtime import Package
     from tilewright.runtime.simulation import Simulation
@@ -99,7 +101,8 @@ class Report:
     workspace_bytes: int
     instructions: int
     host: list[dict[str, Any]]
-    """`name`, `layers`, `reason` of each step on the host."""
+    """Each step on the host: `name`, `layers`, `reason`, and the bytes of DDR it makes the host read
+    and write (`read_bytes`, `write_bytes`)."""
     engines: dict[str, dict[str, int]]
     """Counters of each engine, all programs summed."""
     layers: list[LayerRow]
@@ -180,16 +183,32 @@ def make_report(
         constants_bytes=program.constants.nbytes,
         workspace_bytes=program.workspace_bytes,
         instructions=simulation.total("instructions") if simulation.programs else 0,
-        host=[
-            {"name": step.name, "layers": list(step.layers), "reason": step.reason}
-            for step in program.host_steps
-        ],
+        host=[_host_step(program, step) for step in program.host_steps],
         engines=engines,
         layers=_layer_rows(info, simulation, target),
         transfers=_transfers(package, simulation),
         simulator_seconds=simulation.seconds,
         accuracy=accuracy or [],
     )
+
+
+def _host_step(program: Program, step: HostStep) -> dict[str, Any]:
+    """Describe a host step and what it costs in DDR traffic beside the chip's."""
+
+    def moved(kind: type[LoadStep | StoreStep], values: tuple[str, ...]) -> int:
+        return sum(
+            program.tensors[other.tensor].size_bytes
+            for other in program.steps
+            if isinstance(other, kind) and other.value in values
+        )
+
+    return {
+        "name": step.name,
+        "layers": list(step.layers),
+        "reason": step.reason,
+        "read_bytes": moved(LoadStep, step.inputs),
+        "write_bytes": moved(StoreStep, step.outputs),
+    }
 
 
 def _layer_rows(

@@ -47,7 +47,13 @@ def summary(report: Report) -> list[str]:
     if on_host:
         reasons = "; ".join(dict.fromkeys(str(step["reason"]) for step in report.host))
         reasons = reasons if len(reasons) <= 60 else reasons[:57] + "..."
-        lines.append(f"  host       {on_host} layer{'s' * (on_host != 1)}, not timed: {reasons}")
+        read, written = (
+            size(sum(step[key] for step in report.host)) for key in ("read_bytes", "write_bytes")
+        )
+        lines.append(
+            f"  host       {on_host} layer{'s' * (on_host != 1)}, reads {read}, writes {written}, "
+            f"not timed: {reasons}"
+        )
     lines += [f"  {row.name:<10} {row.value} ({row.over})" for row in report.accuracy[:6]]
     return lines
 
