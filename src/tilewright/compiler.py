@@ -204,8 +204,26 @@ def compile_model(
         seconds[phase] = time.perf_counter() - start
         kept = module if level == "tpu" else module.clone()
         stages[level] = Stage(kept, context.weights.copy())
+    progress("verify", 0.9)
+    start = time.perf_counter()
+    _verify(module, target)
+    seconds["verify"] = time.perf_counter() - start
     progress("assemble", 0.95)
     start = time.perf_counter()
     program = assemble(stages["quant"].module, module, context.weights, target)
     seconds["assemble"] = time.perf_counter() - start
     return Compiled(program, target, stages, table, list(context.decisions), seconds, dtype)
+
+
+def _verify(module: ModuleOp, target: Hardware) -> None:
+    """Check every program against its chip: limits, banks, and that dependencies are waited for.
+
+    Raises:
+        TilewrightError: E0501, a fault of the compiler's own; nothing is built from such a program.
+    """
+    from tilewright.codegen.verify import verify_program
+    from tilewright.dialects.tpu import ProgramOp
+
+    for op in module.ops:
+        if isinstance(op, ProgramOp):
+            verify_program(op.instructions(), target)
