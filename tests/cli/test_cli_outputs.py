@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -61,3 +63,16 @@ def test_names_no_file_can_have(name: str, model: Path, samples: Path, capsys: C
 def test_a_negative_seed_is_refused(package: Path, capsys: Capture):
     assert main(["run", str(package), "--random", "-1", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["code"] == "E0702"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize(
+    ("where", "code", "said"), [(">/dev/full", 1, "E0701"), (">&-", 0, ""), ("| true", 0, "")]
+)
+def test_standard_output_that_takes_nothing(where: str, code: int, said: str, package: Path):
+    script = "import sys; from tilewright.cli import main; sys.exit(main())"
+    line = f'"{sys.executable}" -c "{script}" disasm "{package}" {where}'
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert bool(said) == bool(done.stderr), done.stderr

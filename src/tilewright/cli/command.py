@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.streams import give_up_output, is_output_failure, open_missing
 
 COMMANDS: dict[str, str] = {
     "compile": "compile a model for a chip",
@@ -120,6 +121,7 @@ def _named_command(arguments: Sequence[str]) -> str | None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_missing()
     try:
         code = _dispatch(arguments)
         sys.stdout.flush()
@@ -131,11 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has gone (`... | head`). Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
     except Exception as error:
+        if isinstance(error, OSError) and is_output_failure(error):
+            return give_up_output(error)
         # The outermost frame: what arrives here is a fault of ours, and is said to be one.
         return _internal(error, arguments)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.streams import give_up_output, is_output_failure, open_missing
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -87,6 +87,7 @@ def run_tool(body: Callable[[list[str]], int], argv: Sequence[str] | None) -> in
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    open_missing()
     try:
         code = body(arguments)
         sys.stdout.flush()
@@ -101,11 +102,9 @@ def run_tool(body: Callable[[list[str]], int], argv: Sequence[str] | None) -> in
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader has gone (`... | head`). Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 1
     except Exception as error:
+        if isinstance(error, OSError) and is_output_failure(error):
+            return give_up_output(error)
         # The outermost frame: nothing can be done with it but to say that it is our fault.
         if debug:
             traceback.print_exc()
