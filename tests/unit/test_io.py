@@ -212,6 +212,12 @@ def test_deep_nesting_is_refused() -> None:
         parse_text(text, new_context(), "m.mlir")
 
 
+def test_endless_attributes_are_refused() -> None:
+    text = "builtin.module attributes {a = dense<1.0> : tensor<%dxf32>} {}" % (1 << 52)
+    with pytest.raises(TilewrightError, match="too large"):
+        parse_text(text, new_context(), "m.mlir")
+
+
 def test_damaged_text_never_escapes_as_another_exception() -> None:
     """Whatever is cut out, doubled or swapped: a TilewrightError or a module."""
     generator = random.Random(7)

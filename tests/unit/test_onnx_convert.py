@@ -471,6 +471,15 @@ def test_window_wholly_in_padding_is_refused(op_type: str) -> None:
         assert "wholly in the padding" in refusal(model)
 
 
+def test_a_module_without_operator_sets_is_refused() -> None:
+    ctx = CompileContext()
+    module = import_onnx(node_model("Relu", [2]), None, ctx)
+    del module.attributes["onnx.opset"]
+    with pytest.raises(TilewrightError, match="operator set") as caught:
+        ConvertOnnxToTopPass().apply(ctx, module)
+    assert caught.value.code == "E0501"
+
+
 def test_huge_window_is_refused_before_it_takes_memory() -> None:
     fields: dict[str, Any] = {"kernel_shape": [1, 2**31], "auto_pad": "SAME_UPPER"}
     assert "limit" in refusal(node_model("MaxPool", [1, 1, 4, 4], **fields))

@@ -129,6 +129,9 @@ def parse_text(text: str, context: CompileContext, source: str = "input") -> Mod
         raise TilewrightError("E0501", f"{source}: {_first_line(str(error))}") from error
     except RecursionError as error:
         raise TilewrightError("E0501", f"{source}: nested too deeply") from error
+    except MemoryError as error:
+        # A splat or an integer type may declare more than any machine has.
+        raise TilewrightError("E0501", f"{source}: an attribute is too large") from error
     verify(module, source)
     return module
 

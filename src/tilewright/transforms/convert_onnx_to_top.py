@@ -139,7 +139,12 @@ def _convert_op(
         )
         return [weight], weight.results
     opset = opset_of(op)
-    assert opset is not None
+    if opset is None:
+        raise TilewrightError(
+            "E0501",
+            f'the module does not say by which operator set "{op.node_name}" is meant',
+            ["its attribute `onnx.opset` gives no version for the operator's domain"],
+        )
     node = Node(op, opset, operands, ctx, namer)
     try:
         apply = RULES.get(op.op_type)

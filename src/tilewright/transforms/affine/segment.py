@@ -104,6 +104,8 @@ class Buffers:
         Raises:
             TilewrightError: E0501, the chain does not start from a new tensor.
         """
+        if insert.result in self.known:
+            return self.known[insert.result]
         first = insert
         while isinstance(first.dest.owner, tensor.InsertSliceOp):
             first = first.dest.owner
