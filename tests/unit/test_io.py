@@ -213,7 +213,7 @@ def test_deep_nesting_is_refused() -> None:
 
 
 def test_endless_attributes_are_refused() -> None:
-    text = "builtin.module attributes {a = dense<1.0> : tensor<%dxf32>} {}" % (1 << 52)
+    text = f"builtin.module attributes {{a = dense<1.0> : tensor<{1 << 52}xf32>}} {{}}"
     with pytest.raises(TilewrightError, match="too large"):
         parse_text(text, new_context(), "m.mlir")
 
