@@ -45,6 +45,22 @@ def test_a_reversed_slice_stays_on_the_host(target) -> None:
 
 
 @each_target
+def test_a_maximum_over_more_than_the_chip_walks_is_the_hosts(target) -> None:
+    model = graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
+            helper.make_node("GlobalMaxPool", ["c"], ["y"], name="largest"),
+        ],
+        {"x": (1, 2, 1, 300)},
+        ["y"],
+        w=normal(3, 2, 1, 1),
+    )
+    compiled = check_model(model, {"x": (1, 2, 1, 300)}, target)
+    reasons = {item.layer: item.reason for item in compiled.decisions if not item.fired}
+    assert "1 x 300" in reasons["largest"]
+
+
+@each_target
 def test_a_scalar_becomes_one_pixel(target) -> None:
     model = graph(
         [

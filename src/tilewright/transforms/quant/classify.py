@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects.quant import image_axes, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.functions import FUNCTIONS
+from tilewright.spec.isa import BY_NAME
 
 if TYPE_CHECKING:
     from tilewright.ir.weights import WeightStore
@@ -173,6 +174,9 @@ def _max_pool(op: Operation, weights: WeightStore) -> str | None:
         return "the indices of the maxima are needed"
     if len(shape_of(op.operands[0])) != 4:
         return "only two-dimensional pools have an integer form"
+    kernel, longest = Attrs(op.attributes).ints("kernel"), BY_NAME["vec_pool"].field["k_h"].high
+    if max(kernel) > longest:
+        return f"its window is {kernel[0]} x {kernel[1]}; the chip walks {longest}"
     return None
 
 
