@@ -268,6 +268,7 @@ def test_manifest_that_is_no_json(package: Path):
         lambda m: m["steps"][1].update(image="target.yaml"),
         lambda m: m["steps"][2].update(shape=[1, 2, 3, 5]),
         lambda m: m["outputs"][0].update(name="z"),
+        lambda m: m["steps"][3].update(name=m["steps"][1]["name"]),
         lambda m: m["memory"].update(workspace_bytes=1 << 50),
         lambda m: m["memory"].update(sram_peak_bytes=1 << 30),
         lambda m: m["memory"].update(constants_bytes=3),

@@ -110,6 +110,19 @@ def test_broken_host_model():
     assert caught.value.code == "E0601"
 
 
+def test_host_model_of_other_inputs():
+    from onnx import TensorProto, helper
+
+    info = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in ("other", "y")]
+    node = helper.make_node("Relu", ["other"], ["y"])
+    graph = helper.make_graph([node], "g", info[:1], info[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    with pytest.raises(TilewrightError, match="cannot run") as caught:
+        _with(3, onnx=model.SerializeToString()).run(X)
+    assert caught.value.code == "E0601"
+
+
 def test_host_result_of_another_shape():
     from onnx import TensorProto, helper
 

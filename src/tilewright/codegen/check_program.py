@@ -58,6 +58,10 @@ def check_program(program: Program, target: Hardware) -> None:
         if name != tensor.name:
             raise _wrong(f"tensor `{tensor.name}` is listed as `{name}`")
         _check_tensor(tensor, program.workspace_bytes, target)
+    names = [step.name for step in program.steps if isinstance(step, TpuStep | HostStep)]
+    if len(set(names)) != len(names):
+        # They name what is decoded and compiled once.
+        raise _wrong("two steps have one name")
     _check_steps(program)
 
 

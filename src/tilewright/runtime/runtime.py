@@ -186,6 +186,7 @@ class Executor:
             InvalidProtobuf,
             NotSupported,
             RuntimeException,
+            ValueError,  # a model with other inputs or outputs than the step names
         )
         try:
             if step.name not in self._sessions:
