@@ -130,8 +130,10 @@ def _segments(
         if not isinstance(op, FuncOp) or not op.sym_name.data.startswith("tpu_"):
             continue
         results = set(strings(op.attributes.get("result_names")))
+        # Where levels may differ, a value has one meaning: that of the first segment that has it.
+        known = {**codes, **values} if compiled.dtype == "fp16" else codes
         fed = {
-            name: codes[name]
+            name: known[name].reshape(codes[name].shape)
             for name in strings(op.attributes.get("arg_names"))
             if name in codes and name not in results
         }

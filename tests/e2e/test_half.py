@@ -353,3 +353,20 @@ def test_bytes_between_pixels_are_zeroed_where_kernel_rows_are_merged() -> None:
     assert merged
     fills = [instr for instr in code if instr.name == "dma_fill"]
     assert 1 <= len(fills) <= 2 < len(merged), "once a slot, however many tiles there are"
+
+
+def test_the_last_group_alone_has_room_for_its_weights() -> None:
+    """Depthwise tiles of several channels and a last one of a single channel, which is dense."""
+    target = Hardware.model_validate(
+        SMALL.model_dump()
+        | {
+            "name": "narrow",
+            "mac_array_size": (4, 4),
+            "vector_lanes": 4,
+            "sram_word_bytes": 16,
+            "sram_size": 4096,
+        }
+    )
+    nodes = [node("Conv", "x w", "y", group=9, pads=[2, 2, 2, 2])]
+    model, x = network(nodes, [1, 9, 21, 30], w=normal(0, 9, 1, 5, 5) / 5), normal(1, 1, 9, 21, 30)
+    near(check(half(model, x, target), x)["y"], float_output(model, x), 2.0**-9)

@@ -49,7 +49,9 @@ def run(options: argparse.Namespace) -> int:
             )
         pairs = [(names[0], names[1])]
     if options.dtype == "float32":
-        raise UsageError("E0702", "compare needs levels: with float32 there is only one")
+        raise UsageError(
+            "E0702", "compare needs an int8 or fp16 compile: float32 has only one level"
+        )
     target = load_target(options.target)
     asked = compile_options(options, "none")
     with Progress(options.quiet) as progress:

@@ -118,12 +118,15 @@ def conv_form(
     dilation_x: int,
     pitch: int | None = None,
     element_bytes: int = 1,
+    may_merge: bool = True,
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
     `in_channels`, `out_channels` and `group` are those of the tile, all groups together. `pitch`
     is the distance in bytes of pixels in the input tile if that is not what `in_channels` alone
-    would give: the last part of a split reduction lies in a tile made for a larger part.
+    would give: the last part of a split reduction lies in a tile made for a larger part. Without
+    `may_merge` kernel rows stay apart: the last group alone of a grouped convolution has room for
+    weights as its tile of several groups needs them, and that is without merging.
     """
     size = hardware.array_size
     k_h, k_w = kernel
@@ -148,7 +151,8 @@ def conv_form(
         pitch = pixel_pitch(hardware, in_channels, element_bytes)
     wide = pitch // element_bytes
     if (
-        k_w > 1
+        may_merge
+        and k_w > 1
         and dilation_x == 1
         and wide * 2 <= size
         and _merging_pays(hardware, pitch, k_w, element_bytes)

@@ -64,6 +64,7 @@ class Forms:
             dilation,
             pitch,
             item,
+            may_merge=attr_int(conv, "group", 1) == 1,
         )
         assert not form.merge_kernel_row or form.vector * item == k_w * pitch
         return form, pitch
