@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import onnx
@@ -65,7 +66,8 @@ def check_model(
     session = onnxruntime.InferenceSession(model.SerializeToString(), options)
     # onnxruntime drops inputs that no node reads.
     known = {item.name for item in session.get_inputs()}
-    expected = session.run(None, {k: v for k, v in samples[0].items() if k in known})
+    feed = {name: array for name, array in samples[0].items() if name in known}
+    expected = cast("list[np.ndarray]", session.run(None, feed))
     got = TopSession(front.stage.module, front.stage.weights).run(samples[0])
     for one, other in zip(expected, got.values(), strict=True):
         assert one.shape == other.shape

@@ -31,7 +31,7 @@ class WildBuilder(Builder):
         self.batch = self.pick(1, 1, 1, 2, 3)
         self.shape = SHAPES[int(self.rng.integers(len(SHAPES)))]
         self.input_shape = (self.batch, *self.shape)
-        self.inputs = {"x": self.input_shape}
+        self.inputs: dict[str, tuple[int, ...]] = {"x": self.input_shape}
         self.outputs: list[str] = []
 
     def scaled(self, array: np.ndarray) -> np.ndarray:
@@ -144,7 +144,7 @@ class WildBuilder(Builder):
 
     def lopsided(self) -> None:
         """Add operands whose ranges are a million apart."""
-        factor = self.constant(np.float32(self.rng.choice([1e-6, 1e6, 1e3])))
+        factor = self.constant(np.array(self.rng.choice([1e-6, 1e6, 1e3]), np.float32))
         other = self.node("Mul", [self.value, factor])
         self.value = self.node("Add", [self.value, other])
 

@@ -49,10 +49,13 @@ each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: targ
 @pytest.mark.parametrize("kind", ["Add", "Mul", "Concat"])
 def test_whole_tensor_constants_are_read_from_the_constants(kind: str, target: Hardware) -> None:
     extra: dict[str, Any] = {"axis": 1} if kind == "Concat" else {}
+    join = helper.make_node(kind, ["c", "k"], ["y"], name="join")
+    if kind == "Concat":
+        join.attribute.append(helper.make_attribute("axis", 1))
     model = graph(
         [
             helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
-            helper.make_node(kind, ["c", "k"], ["y"], name="join", **extra),
+            join,
         ],
         {"x": (1, 3, 6, 5)},
         ["y"],

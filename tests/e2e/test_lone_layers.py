@@ -8,16 +8,19 @@ from onnx import helper
 
 from tests.e2e.test_edges import TARGETS, each_target, graph, normal
 from tests.level_checks import check_model
+from tilewright.spec.hardware import Hardware
 
 
 @each_target
 @pytest.mark.parametrize("op", ["GlobalAveragePool", "ReduceMean"])
-def test_a_mean_alone_runs_on_the_chip(op: str, target) -> None:
+def test_a_mean_alone_runs_on_the_chip(op: str, target: Hardware) -> None:
     # Without an image operation near it; ReduceMean drops the axes, so it keeps the order.
     axes = {"a": np.array([2, 3], np.int64)} if op == "ReduceMean" else {}
-    extra = {"keepdims": 0} if axes else {}
+    node = helper.make_node(op, ["x", *axes], ["y"], name="mean")
+    if axes:
+        node.attribute.append(helper.make_attribute("keepdims", 0))
     model = graph(
-        [helper.make_node(op, ["x", *axes], ["y"], name="mean", **extra)],
+        [node],
         {"x": (2, 3, 20, 30)},
         ["y"],
         **axes,
@@ -27,7 +30,7 @@ def test_a_mean_alone_runs_on_the_chip(op: str, target) -> None:
 
 
 @each_target
-def test_a_reversed_slice_stays_on_the_host(target) -> None:
+def test_a_reversed_slice_stays_on_the_host(target: Hardware) -> None:
     ends = {"a": [-1], "b": [-100], "d": [3], "s": [-2]}
     model = graph(
         [
@@ -45,7 +48,7 @@ def test_a_reversed_slice_stays_on_the_host(target) -> None:
 
 
 @each_target
-def test_a_maximum_over_more_than_the_chip_walks_is_the_hosts(target) -> None:
+def test_a_maximum_over_more_than_the_chip_walks_is_the_hosts(target: Hardware) -> None:
     model = graph(
         [
             helper.make_node("Conv", ["x", "w"], ["c"], name="conv"),
@@ -61,7 +64,7 @@ def test_a_maximum_over_more_than_the_chip_walks_is_the_hosts(target) -> None:
 
 
 @each_target
-def test_a_scalar_becomes_one_pixel(target) -> None:
+def test_a_scalar_becomes_one_pixel(target: Hardware) -> None:
     model = graph(
         [
             helper.make_node("Relu", ["x"], ["r"], name="relu"),
