@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import onnx
@@ -48,7 +47,6 @@ each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: targ
 @each_target
 @pytest.mark.parametrize("kind", ["Add", "Mul", "Concat"])
 def test_whole_tensor_constants_are_read_from_the_constants(kind: str, target: Hardware) -> None:
-    extra: dict[str, Any] = {"axis": 1} if kind == "Concat" else {}
     join = helper.make_node(kind, ["c", "k"], ["y"], name="join")
     if kind == "Concat":
         join.attribute.append(helper.make_attribute("axis", 1))
