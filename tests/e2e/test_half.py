@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.random_networks import random_network
+from tests.random_targets import random_target
 from tilewright.codegen.verify import verify_program
 from tilewright.compare import HALF_TOLERANCE, compare
 from tilewright.compiler import Compiled, compile_model, front_end
@@ -355,18 +356,9 @@ def test_bytes_between_pixels_are_zeroed_where_kernel_rows_are_merged() -> None:
     assert 1 <= len(fills) <= 2 < len(merged), "once a slot, however many tiles there are"
 
 
-def test_the_last_group_alone_has_room_for_its_weights() -> None:
-    """Depthwise tiles of several channels and a last one of a single channel, which is dense."""
-    target = Hardware.model_validate(
-        SMALL.model_dump()
-        | {
-            "name": "narrow",
-            "mac_array_size": (4, 4),
-            "vector_lanes": 4,
-            "sram_word_bytes": 16,
-            "sram_size": 4096,
-        }
-    )
-    nodes = [node("Conv", "x w", "y", group=9, pads=[2, 2, 2, 2])]
-    model, x = network(nodes, [1, 9, 21, 30], w=normal(0, 9, 1, 5, 5) / 5), normal(1, 1, 9, 21, 30)
-    near(check(half(model, x, target), x)["y"], float_output(model, x), 2.0**-9)
+@pytest.mark.parametrize("seed", [12, 212])
+def test_other_chips(seed: int) -> None:
+    """Random chips given fp16; the first has depthwise tiles whose last one is a channel alone."""
+    chip = random_target(seed)
+    chip = chip.model_copy(update={"name": f"{chip.name}_half", "dtypes": ("int8", "fp16")})
+    check_random(seed, chip, layers=12)
