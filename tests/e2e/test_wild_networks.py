@@ -14,8 +14,8 @@ from tilewright.spec.hardware import Hardware, load_target
 
 SMALL = load_target("tiny8").model_copy(update={"name": "tiny8_4k", "sram_size": 4096})
 TARGETS = [SMALL, *(load_target(name) for name in ("tiny8", "edge16", "tpu_v2"))]
-REFUSALS = {"E0401", "E0402"}
-"""No tile fits, or no instruction walks so far."""
+REFUSALS = {"E0302", "E0304", "E0401", "E0402"}
+"""Scales no bias or multiplier spans, no tile that fits, no instruction that walks so far."""
 
 
 def right_or_refused(
@@ -80,3 +80,11 @@ def test_parameters_that_share_a_bank_replace_each_other() -> None:
     assert kinds.count("Resize") == 2
     target = load_target("tiny8").model_copy(update={"name": "two_banks", "quant_banks": 2})
     check_model(model, {"x": shape}, target)
+
+
+def test_scales_no_multiplier_spans_name_the_layer() -> None:
+    model, shapes = wild_network(1009, layers=10)
+    with pytest.raises(TilewrightError, match="scales around") as caught:
+        check_model(model, shapes, TARGETS[1], seed=1009)
+    assert caught.value.code == "E0304"
+    assert any(f'"{node.name}"' in caught.value.message for node in model.graph.node)

@@ -16,7 +16,8 @@ form stay float between `quant.dequantize` and `quant.quantize`, and say why (`h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from xdsl.passes import ModulePass
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import compile_context
-from tilewright.quant.graph import argument_names, main_function
+from tilewright.quant.graph import argument_names, layer_of, main_function
 from tilewright.quant.table import CALIBRATION_ATTRIBUTE, CalibrationTable, read_attribute
 from tilewright.transforms.quant.classify import place
 from tilewright.transforms.quant.emit import Emitter
@@ -86,7 +87,8 @@ def quantize_module(
         if op in constants or op in hosts:
             emitter.host(op, hosts.get(op, ""))
         else:
-            emitter.emit(op)
+            with _named(layer_of(op)):
+                emitter.emit(op)
     last = old.last_op
     assert isinstance(last, ReturnOp)
     block.add_op(ReturnOp(*(emitter.as_float(value) for value in last.operands)))
@@ -159,3 +161,15 @@ class QuantizePass(ModulePass):
             self.activations == "asymmetric",
         )
         op.attributes.pop(CALIBRATION_ATTRIBUTE, None)
+
+
+@contextmanager
+def _named(layer: str) -> Generator[None]:
+    """Say which layer it is whose scales no multiplier spans; the arithmetic does not know."""
+    try:
+        yield
+    except TilewrightError as error:
+        if error.code != "E0304" or layer in error.message:
+            raise
+        message = f'the scales around "{layer}" are too far apart'
+        raise TilewrightError("E0304", message, [error.message], error.hint) from error
