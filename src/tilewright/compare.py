@@ -210,9 +210,14 @@ def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Ar
         other = right[name].reshape(array.shape)
         kinds = {array.dtype.kind, other.dtype.kind}
         if kinds == {"i", "f"}:
-            if name not in known:
-                continue
-            layers.append(_real(name, *(_dequantise(item, known[name]) for item in (array, other))))
+            if name in known:
+                pair = [_dequantise(item, known[name]) for item in (array, other)]
+            else:
+                # A layer that keeps its 32-bit sums; the host makes floats of them beside it.
+                pair = [side.get(f"{name}/scale", side[name]) for side in (left, right)]
+                if any(item.dtype.kind != "f" for item in pair):
+                    continue
+            layers.append(_real(name, *pair))
         elif "float" in (first, second):
             layers.append(_real(name, array, other))
         else:

@@ -159,7 +159,7 @@ class _Assembly:
 
     def _tensor(self, value: SSAValue, op: Operation) -> None:
         name, shape = _layer(op), shape_of(value)
-        half = _element(value) == "f16"
+        half, wide = (_element(value) == kind for kind in ("f16", "i32"))
         entry = self.offsets.get(name)
         if isinstance(entry, DictionaryAttr):
             offset = entry.data["offset"]
@@ -168,11 +168,13 @@ class _Assembly:
         elif _on_host(op):
             # Only the host touches it: it needs a place of its own.
             place = align(self.workspace, self.hardware.tensor_alignment)
-            self.workspace = place + int(np.prod(shape, dtype=np.int64)) * (2 if half else 1)
+            item = 2 if half else 4 if wide else 1
+            self.workspace = place + int(np.prod(shape, dtype=np.int64)) * item
         else:
             return  # lives in SRAM only, or shares its producer's bytes
-        if half:
-            self.tensors[name] = TensorInfo(name, shape, place, "fp16", layer=name)
+        if half or wide:
+            kind = "fp16" if half else "int32"
+            self.tensors[name] = TensorInfo(name, shape, place, kind, layer=name)
             return
         kind = quantised(value)
         self.tensors[name] = TensorInfo(
@@ -328,7 +330,10 @@ class _Assembly:
 
 
 def on_chip(value: SSAValue) -> bool:
-    """Tell whether a value is of a type that only the chip computes with: codes or fp16."""
+    """Tell whether a value is one the chip computes: codes, fp16, or a layer's 32-bit sums."""
+    if _element(value) == "i32":
+        owner = value.owner
+        return isinstance(owner, Operation) and owner.name == "quant.linear"
     return uniform_of(value) is not None or _element(value) == "f16"
 
 

@@ -80,7 +80,7 @@ def _check_port(port: Port) -> None:
 
 def _check_tensor(tensor: TensorInfo, workspace: int, target: Hardware) -> None:
     _check_shape(tensor.name, tensor.shape, least=1)
-    if tensor.dtype not in ("int8", "fp16"):
+    if tensor.dtype not in ("int8", "fp16", "int32"):
         raise _wrong(f"tensor `{tensor.name}` has element type `{tensor.dtype}`")
     if tensor.offset < 0 or tensor.offset % target.tensor_alignment:
         raise _wrong(

@@ -335,7 +335,11 @@ class QuantizeOp(QuantOp):
 
 @irdl_op_definition
 class DequantizeOp(QuantOp):
-    """Turn codes into floats, `scale * (q - zero_point)`; runs on the host."""
+    """Turn codes into floats, `scale * (q - zero_point)`; runs on the host.
+
+    An int32 sum becomes the float32 nearest to it: its scales, one a channel, are a factor of
+    their own.
+    """
 
     name = "quant.dequantize"
     x = operand_def(TensorType)
@@ -344,8 +348,10 @@ class DequantizeOp(QuantOp):
     assembly_format = _FORMAT_1
 
     def verify_(self) -> None:
-        """Check codes in, floats out, same shape."""
-        quantised(self.x, "operand")
+        """Check codes (or int32 sums) in, floats out, same shape."""
+        kind = self.x.type
+        if not (isinstance(kind, TensorType) and kind.element_type == i32):
+            quantised(self.x, "operand")
         if shape_of(self.x) != shape_of(self.result):
             raise VerifyException("dequantize must not change the shape")
         if uniform_of(self.result) is not None:
@@ -436,9 +442,16 @@ class LinearOp(QuantOp):
     traits = traits_def(Pure())
     assembly_format = _FORMAT_MAC
 
+    @property
+    def wide(self) -> bool:
+        """Whether the result is the int32 sum itself, bias included, not requantised."""
+        kind = self.result.type
+        return isinstance(kind, TensorType) and kind.element_type == i32
+
     def verify_(self) -> None:
         """Check shapes of all operands and the result, and the requantising attributes."""
-        self.check_output()
+        if not self.wide:
+            self.check_output()
         quantised(self.x, "input")
         source, target, weight = shape_of(self.x), shape_of(self.result), shape_of(self.w)
         if len(weight) != 2 or not source or source[-1] != weight[1]:

@@ -224,8 +224,10 @@ class _Run:
 
     def dequantize(self, op: Operation) -> Array:
         """`quant.dequantize`."""
-        from tilewright.dialects.quant import quantised
+        from tilewright.dialects.quant import quantised, uniform_of
 
+        if uniform_of(op.operands[0]) is None:
+            return self.operand(op, 0).astype(np.float32)
         kind = quantised(op.operands[0])
         real = kernels.dequantize(self.operand(op, 0), kind.step, kind.zero)
         if _element(op.results[0]) == "f16":
@@ -250,6 +252,9 @@ class _Run:
         """`quant.linear`."""
         x, w = self.operand(op, 0), self.operand(op, 1)
         acc = kernels.exact_product(x.reshape(-1, x.shape[-1]), w.T)
+        if _element(op.results[0]) == "i32":
+            sums = (acc.astype(np.int64) + self.operand(op, 2)).astype(np.int32)
+            return sums.reshape(*x.shape[:-1], w.shape[0])
         return self._requant_channels(op, acc).reshape(*x.shape[:-1], w.shape[0])
 
     def _requant_channels(self, op: Operation, acc: kernels.Acc) -> Array:

@@ -101,8 +101,8 @@ class Report:
     workspace_bytes: int
     instructions: int
     host: list[dict[str, Any]]
-    """Each step on the host: `name`, `layers`, `reason`, and the bytes of DDR it makes the host read
-    and write (`read_bytes`, `write_bytes`)."""
+    """Each step on the host: `name`, `layers`, `reason`, and the DDR bytes the host reads and
+    writes for it (`read_bytes`, `write_bytes`)."""
     engines: dict[str, dict[str, int]]
     """Counters of each engine, all programs summed."""
     layers: list[LayerRow]

@@ -15,7 +15,7 @@ from tilewright.codegen.program import LoadStep, StoreStep, TensorInfo
 from tilewright.diagnostics import TilewrightError
 
 Array = npt.NDArray[Any]
-_STORED: dict[str, Any] = {"int8": np.int8, "fp16": np.float16}
+_STORED: dict[str, Any] = {"int8": np.int8, "fp16": np.float16, "int32": np.int32}
 
 
 def to_stored(value: Array, step: StoreStep, tensor: TensorInfo) -> Array:

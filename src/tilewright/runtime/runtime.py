@@ -266,7 +266,7 @@ class _Catcher:
             shadow[begin - tensor.offset : end - tensor.offset] = workspace[begin:end]
 
     def tensors(self) -> dict[str, Array]:
-        kinds: dict[str, Any] = {"int8": np.int8, "fp16": np.float16}
+        kinds: dict[str, Any] = {"int8": np.int8, "fp16": np.float16, "int32": np.int32}
         return {
             name: shadow.view(kinds[info.dtype]).reshape(info.shape)
             for name, shadow in self.shadows.items()

@@ -18,7 +18,7 @@ from math import ceil, prod
 from typing import Any
 
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr, f16
+from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr, f16, i32
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
@@ -133,8 +133,9 @@ def _crossing(value: SSAValue, owner: Operation, op: Operation, hardware: Hardwa
 
 
 def _item_bytes(value: SSAValue) -> int:
-    """Return the bytes of an element on the chip: codes take one, fp16 two."""
-    return 2 if getattr(value.type, "element_type", None) == f16 else 1
+    """Return the bytes of an element on the chip: codes take one, fp16 two, sums four."""
+    element = getattr(value.type, "element_type", None)
+    return 2 if element == f16 else 4 if element == i32 else 1
 
 
 def _text(op: Operation, key: str) -> str:

@@ -61,6 +61,8 @@ class ConvProblem:
     """Every image has weights of its own: a product of two activations."""
     element_bytes: int = 1
     """Bytes of an activation and of a weight."""
+    output_bytes: int = 0
+    """Bytes of an element of the result; 0: as `element_bytes`."""
 
     @property
     def weight_loops(self) -> tuple[str, ...]:
@@ -189,7 +191,10 @@ class ConvTiling:
                 "output",
                 "output",
                 activation_bytes(
-                    hardware, self.rows * self.columns, self.groups * self.out_channels, size
+                    hardware,
+                    self.rows * self.columns,
+                    self.groups * self.out_channels,
+                    problem.output_bytes or size,
                 ),
                 self.output_slots,
             ),
@@ -477,7 +482,7 @@ class _Search:
             tiling.rows, tiling.columns, out_channels, problem.out_columns, problem.out_channels
         )
         size = tiling.rows * tiling.columns * out_channels * pixel_part * part["o"] * part["g"]
-        size *= problem.element_bytes
+        size *= problem.output_bytes or problem.element_bytes
         cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates)
         self.found.append((cost.cycles(tiles), cost.ddr_bytes, len(self.found), tiling))
 

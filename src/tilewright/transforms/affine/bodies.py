@@ -72,3 +72,11 @@ def requantising(output: Output) -> Region:
     block = Block(arg_types=[i32, i32, i32, i8, i8])
     block.add_op(YieldOp(requantise(output)(Body(block))))
     return Region(block)
+
+
+def sum_with_bias() -> Region:
+    """Return the end of a layer that keeps its sums `(acc, bias, mult, shift, _) -> i32`."""
+    block = Block(arg_types=[i32, i32, i32, i8, i32])
+    body = Body(block)
+    block.add_op(YieldOp(body.plus(body.args[0], body.args[1])))
+    return Region(block)

@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import (
     TensorType,
     f16,
     f32,
+    i32,
 )
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
@@ -278,6 +279,8 @@ class Segment:
         lut = self._only_user(op, "lut")
         if lut is not None:
             self._applied(lut, op)
+        if element_of(op.results[0]) == i32:
+            return bodies.sum_with_bias, attributes, lut
         return lambda: bodies.requantising(output), attributes, lut
 
     def _half_end(
@@ -359,7 +362,7 @@ class Segment:
             kernel, shape = _pair(numbers(reduce, "kernel")), ()
         problem = ConvProblem(
             kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group,
-            table, element_bytes=item_bytes(source),
+            table, element_bytes=item_bytes(source), output_bytes=item_bytes(op.results[0]),
         )  # fmt: skip
         return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
 

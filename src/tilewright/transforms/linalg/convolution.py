@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from xdsl.dialects.builtin import AnyFloat, IntegerType, StringAttr, f16, i8
+from xdsl.dialects.builtin import AnyFloat, IntegerType, StringAttr, f16, i8, i32
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineExpr, AffineMap
 
@@ -95,6 +95,10 @@ def per_channel(
         result = emit.elementwise("round", inputs, shape, f16, with_bias(half))
         return tag(result, "requant", half.tags)
     output = Output.of(op)
+    if element_of(op.results[0]) == i32:
+        # The sums themselves; multiplier and shift are read by nothing.
+        result = emit.elementwise("sum", inputs, shape, i32, lambda b: b.plus(b.args[0], b.args[1]))
+        return tag(result, "requant", output.tags)
     result = emit.elementwise("requantise", inputs, shape, i8, requantise(output))
     return tag(result, "requant", output.tags)
 

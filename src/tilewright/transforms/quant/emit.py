@@ -7,7 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import FloatAttr, StringAttr, TensorType, UnitAttr, f64, i8, i16, i32
+from xdsl.dialects.builtin import (
+    FloatAttr,
+    StringAttr,
+    TensorType,
+    UnitAttr,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+)
+from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
 from tilewright.dialects import quant, top
@@ -174,6 +185,9 @@ class Emitter:
             made = self.gain(op, gain)
         elif scalar_operand(op) is not None or op.name not in self.forms:
             made = self.table(op)
+        elif self._keeps_sums(op):
+            self.floats[op.results[0]] = self.wide_linear(op)
+            return
         else:
             made = self.forms[op.name](op)
         self.codes[op.results[0]] = made
@@ -211,8 +225,67 @@ class Emitter:
         operands, extra = self._channels(op, op.operands[0], weight, constant_name(op.operands[1]))
         return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
 
+    def _keeps_sums(self, op: Operation) -> bool:
+        """Whether a linear layer's result is only read as floats, so that its sums need no codes.
+
+        Eight bits leave ties among the classes of a classifier: its last layer keeps 32.
+        """
+        constant = op.name == "top.linear" or (
+            op.name == "top.matmul"
+            and is_constant(op.operands[1])
+            and len(shape_of(op.operands[1])) == 2
+            and not is_constant(op.operands[0])
+        )
+        attrs = Attrs(op.attributes)
+        clamped = attrs.number("clamp_min") is not None or attrs.number("clamp_max") is not None
+        return (
+            constant
+            and not clamped
+            and all(
+                use.operation in self.scales.hosts or isinstance(use.operation, ReturnOp)
+                for use in op.results[0].uses
+            )
+        )
+
+    def wide_linear(self, op: Operation) -> SSAValue:
+        """A linear layer whose int32 sums leave the chip; returns them as floats."""
+        weight = self.weights.get(constant_name(op.operands[1]))
+        if op.name == "top.matmul":
+            weight = np.ascontiguousarray(weight.T)
+        name, layer = constant_name(op.operands[1]), layer_of(op)
+        # Nothing is rounded on the chip, so nothing has to be made up for.
+        operands, extra = self._channels(op, op.operands[0], weight, name, "half_up")
+        ones, zeros = np.ones(weight.shape[0], np.int32), np.zeros(weight.shape[0], np.int8)
+        operands[3:] = [
+            self.constant(f"{layer}.mult", ones, i32),
+            self.constant(f"{layer}.shift", zeros, i8),
+        ]
+        shape = shape_of(op.results[0])
+        extra |= {"zp": 0, "lo": -128, "hi": 127, "rounding": self.rounding}
+        sums = self.append(quant.LinearOp.make(operands, TensorType(i32, shape), **extra))
+        real = self.append(
+            quant.DequantizeOp.make(
+                [sums], op.results[0].type, name=self.unique(f"{layer}/dequantize")
+            )
+        )
+        step = quantised(operands[0]).step
+        scale = self.weights.get(extra["weight_scale"]).astype(np.float64) * step
+        factor = self.constant(f"{layer}.output_scale", scale.astype(np.float32), f32)
+        product = top.create(
+            top.OPS["mul"], [real, factor], {}, name=self.unique(f"{layer}/scale")
+        )
+        reason = "a float for every channel's 32-bit sum"
+        product.attributes["host"] = StringAttr(reason)
+        self.ctx.decide(layer, STAGE, True, "the result stays a 32-bit sum")
+        return self.append(product)
+
     def _channels(
-        self, op: Operation, x: SSAValue, weight: np.ndarray[Any, Any], weight_name: str
+        self,
+        op: Operation,
+        x: SSAValue,
+        weight: np.ndarray[Any, Any],
+        weight_name: str,
+        rounding: str = "",
     ) -> tuple[list[SSAValue], dict[str, Any]]:
         """Quantise weights and bias per channel; return operands and attributes of the op."""
         layer, codes = layer_of(op), self.as_codes(x)
@@ -228,7 +301,7 @@ class Emitter:
             input_zero=source.zero,
             output_scale=target.step,
             output_zero=target.zero,
-            rounding=self.rounding,
+            rounding=rounding or self.rounding,
             input_mean=self.means.get(self.scales.names[x]),
             group=Attrs(op.attributes).integer("group", 1),
         )

@@ -100,6 +100,8 @@ def _check_arithmetic(op: quant.QuantOp, context: CompileContext) -> None:
     attrs = Attrs(op.attributes)
     if isinstance(op, quant.QuantizeOp | quant.DequantizeOp | quant.LutOp):
         return
+    if isinstance(op, quant.LinearOp) and op.wide:
+        return  # nothing is rescaled
     target = quantised(op.results[0]).step
     scales = [kind.step for value in op.operands if (kind := uniform_of(value)) is not None]
     if isinstance(op, quant.ConvOp | quant.LinearOp):

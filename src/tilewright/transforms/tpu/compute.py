@@ -163,7 +163,9 @@ class Compute:
         acc, bias, target = op.inputs[0], op.inputs[1], op.outputs[0]
         half = value_bytes(target) == 2
         codes = emit_conv.CodeEnd(
-            attr_int(op, "zp", 0), *(0, 0) if half else (attr_int(op, "lo"), attr_int(op, "hi"))
+            attr_int(op, "zp", 0),
+            *(0, 0) if half else (attr_int(op, "lo"), attr_int(op, "hi")),
+            raw=value_bytes(target) == 4,
         )
         function, clamp = attr_str(op, "function"), clamp_of(op)
 

@@ -7,7 +7,7 @@ from math import ceil
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import ConvForm
-from tilewright.spec.isa import DTYPES, FUNCTIONS
+from tilewright.spec.isa import BY_NAME, DTYPES, FUNCTIONS
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.instruction import Instr
 from tilewright.transforms.tpu.views import Accumulator, Tile, View, tile_address, tile_strides
@@ -46,10 +46,14 @@ class CodeEnd:
     zp: int
     lo: int
     hi: int
+    raw: bool = False
+    """The 32-bit sums, with their biases, are written as they are."""
 
     def fields(self, emitter: Emitter, key: object, tile: Tile, first: int, count: int) -> Fields:
         """Make the parameters of blocks resident; return the fields of their `vec_drain`."""
         entry, register = emitter.channel_parameters(key, tile, first, count)
+        if self.raw:
+            return {"param": entry, "v": register, "raw": 1}
         return {"param": entry, "v": register, "zp": self.zp, "lo": self.lo, "hi": self.hi}
 
 
@@ -199,7 +203,9 @@ def requantise(
     assert isinstance(work, Reduction)
     form = work.form
     row, pixel, _ = tile_strides(out)
-    for chunk in _chunks(form, emitter.blocks):
+    stride = BY_NAME["vec_drain"].field["ob_stride"]
+    blocks = emitter.blocks if form.columns * tile.item_bytes <= stride.high else 1
+    for chunk in _chunks(form, blocks):
         emitter.layer = work.layer
         fields = end.fields(
             emitter, key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
@@ -214,7 +220,7 @@ def requantise(
             reads=(),
             writes=[tile.region],
             m_half=mac.fields["m_half"],
-            dst=tile_address(out) + channel * form.element_bytes,
+            dst=tile_address(out) + channel * tile.item_bytes,
             out_h=mac.fields["out_h"],
             out_w=mac.fields["out_w"],
             block_rows=mac.fields["block_rows"],
@@ -223,7 +229,7 @@ def requantise(
             cols_last=mac.fields["cols_last"],
             oy_stride=row if out.sizes[0] > 1 else 0,
             ox_stride=pixel if out.sizes[1] > 1 else 0,
-            ob_stride=form.columns * form.element_bytes if chunk.count > 1 else 0,
+            ob_stride=form.columns * tile.item_bytes if chunk.count > 1 else 0,
             **fields,
         )
         emitter.half = (mac.fields["m_half"] + blocks) % 2
