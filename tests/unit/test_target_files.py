@@ -27,7 +27,8 @@ def test_the_text_used_here_is_legal() -> None:
         TINY.replace("[8, 8]", "&a [*a]"), TINY.replace("[8, 8]", "{a: 1}"),
         TINY.replace("32768", "2026-13-45"), TINY.replace("32768", ".nan"),
         TINY.replace("32768", "true"), TINY.replace("32768", "9" * 5000), TINY + "sram: 4\n",
-        TINY.replace("half_up", "null"), TINY.replace("[int8]", "int8"), TINY.replace("[int8]", "[]"),
+        TINY.replace("half_up", "null"), TINY.replace("[int8]", "int8"),
+        TINY.replace("[int8]", "[]"),
     ],
     ids=range(22),
 )  # fmt: skip

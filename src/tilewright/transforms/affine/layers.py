@@ -324,7 +324,7 @@ class Segment:
         )
 
     def _only_user(self, op: GenericOp, kind: str) -> GenericOp | None:
-        """Return the only user of the result, if it is of `kind` and the function keeps it inside."""
+        """Return the result's only user, if it is of `kind` and the function keeps it inside."""
         value = op.results[0]
         users = [use.operation for use in value.uses]
         if value in self._returned or len(users) != 1:

@@ -271,9 +271,7 @@ class Emitter:
         step = quantised(operands[0]).step
         scale = self.weights.get(extra["weight_scale"]).astype(np.float64) * step
         factor = self.constant(f"{layer}.output_scale", scale.astype(np.float32), f32)
-        product = top.create(
-            top.OPS["mul"], [real, factor], {}, name=self.unique(f"{layer}/scale")
-        )
+        product = top.create(top.OPS["mul"], [real, factor], {}, name=self.unique(f"{layer}/scale"))
         reason = "a float for every channel's 32-bit sum"
         product.attributes["host"] = StringAttr(reason)
         self.ctx.decide(layer, STAGE, True, "the result stays a 32-bit sum")
