@@ -60,9 +60,9 @@ def same_bits(
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
-    results = run_program(module, context, inputs, seed)
-    assert len(results) >= len(expected)
-    for name, value in results.items():
+    programs = run_program(module, context, inputs, seed)
+    assert len(programs) >= len(expected)
+    for name, value in programs.items():
         np.testing.assert_array_equal(value, layers[name], err_msg=name)
     return module
 
