@@ -69,7 +69,8 @@ class HostOps:
                 array = self.weights.get(layer_of(owner))
                 wide = array.astype(np.float32) if array.dtype == np.float16 else array
                 store.set(layer_of(owner), wide)
-        return TopSession(single_op_module(op), store)
+        # As the runtime runs host parts: nothing fused, so that both round alike.
+        return TopSession(single_op_module(op), store, optimise=False)
 
 
 def single_op_module(op: Operation) -> Any:

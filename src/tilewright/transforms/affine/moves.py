@@ -11,6 +11,7 @@ from xdsl.ir import SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.box import BoxAxis, BoxOperand, BoxProblem
+from tilewright.schedule.permutation import MAX_RANK
 from tilewright.transforms.affine.box import MoveNest
 from tilewright.transforms.affine.nest import view_of
 from tilewright.transforms.affine.segment import (
@@ -20,7 +21,7 @@ from tilewright.transforms.affine.segment import (
     text,
     values_of,
 )
-from tilewright.transforms.affine.vector import MAX_RANK, choose
+from tilewright.transforms.affine.vector import choose
 
 
 def move(

@@ -20,6 +20,7 @@ from tilewright.schedule.box import (
     BoxTiling,
     choose_box,
 )
+from tilewright.schedule.permutation import MAX_RANK, merged_permutation
 from tilewright.spec.isa import BY_NAME
 from tilewright.transforms.affine import bodies
 from tilewright.transforms.affine.box import BoxNest, BoxTensor, Compute
@@ -44,8 +45,6 @@ SCALARS = (
 )  # fmt: skip
 """Attributes of a linalg op that its tile-level op keeps: integer parameters, or a float clamp."""
 FIXED = BoxAxis(-1)
-MAX_RANK = 4
-"""Dimensions of a DMA or a vector copy."""
 
 
 def choose(buffers: Buffers, layer: str, problem: BoxProblem) -> BoxTiling:
@@ -230,26 +229,6 @@ def lower_lookup(buffers: Buffers, op: GenericOp) -> None:
 
 
 # Transposition
-
-
-def merged_permutation(shape: tuple[int, ...], perm: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return sizes of the merged result axes and the permutation between merged axes.
-
-    Axes of size 1 go; result axes that are neighbours in the source too become one. A result of one
-    axis means that nothing moves.
-    """
-    kept = [axis for axis in perm if shape[axis] != 1]
-    groups: list[list[int]] = []
-    for axis in kept:
-        before = groups[-1][-1] if groups else None
-        between = range(before + 1, axis) if before is not None else range(0)
-        if before is not None and before < axis and all(shape[k] == 1 for k in between):
-            groups[-1].append(axis)
-        else:
-            groups.append([axis])
-    sizes = [prod(shape[axis] for axis in group) for group in groups]
-    order = sorted(range(len(groups)), key=lambda index: groups[index][0])
-    return sizes, [order.index(index) for index in range(len(groups))]
 
 
 def moves_nothing(op: GenericOp) -> bool:

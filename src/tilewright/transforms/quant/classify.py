@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects.quant import image_axes, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.functions import FUNCTIONS
+from tilewright.schedule.permutation import MAX_RANK, merged_permutation
 from tilewright.spec.isa import BY_NAME
 
 if TYPE_CHECKING:
@@ -95,6 +96,13 @@ def _conv(op: Operation, weights: WeightStore) -> str | None:
         return "the bias is computed at run time"
     if len(shape_of(op.operands[0])) != 4:
         return "only two-dimensional convolutions have an integer form"
+    return _padding(op)
+
+
+def _padding(op: Operation) -> str | None:
+    largest, legal = max(Attrs(op.attributes).ints("pads")), BY_NAME["dma_load"].field["pad1_lo"]
+    if largest > legal.high:
+        return f"it is padded by {largest}; the chip pads {legal.high}"
     return None
 
 
@@ -109,6 +117,9 @@ def _linear(op: Operation, weights: WeightStore) -> str | None:
 def _matmul(op: Operation, weights: WeightStore) -> str | None:
     if min(len(shape_of(value)) for value in op.operands) < 2:
         return "products with vectors have no integer form"
+    batch = math.prod(shape_of(op.results[0])[:-2])
+    if any(math.prod(shape_of(value)[:-2]) not in (1, batch) for value in op.operands):
+        return "it broadcasts along some batch axes only"
     return None
 
 
@@ -177,7 +188,7 @@ def _max_pool(op: Operation, weights: WeightStore) -> str | None:
     kernel, longest = Attrs(op.attributes).ints("kernel"), BY_NAME["vec_pool"].field["k_h"].high
     if max(kernel) > longest:
         return f"its window is {kernel[0]} x {kernel[1]}; the chip walks {longest}"
-    return None
+    return _padding(op)
 
 
 def _avg_pool(op: Operation, weights: WeightStore) -> str | None:
@@ -187,7 +198,7 @@ def _avg_pool(op: Operation, weights: WeightStore) -> str | None:
         return "dilated average pools have no integer form"
     if not window_is_full(op):
         return "windows at the border average fewer elements than the others"
-    return None
+    return _padding(op)
 
 
 def _reduce(op: Operation, weights: WeightStore) -> str | None:
@@ -205,6 +216,14 @@ def _concat(op: Operation, weights: WeightStore) -> str | None:
 
 
 def _mover(op: Operation, weights: WeightStore) -> str | None:
+    return None
+
+
+def _transpose(op: Operation, weights: WeightStore) -> str | None:
+    perm = Attrs(op.attributes).ints("perm")
+    sizes, _ = merged_permutation(shape_of(op.operands[0]), perm)
+    if len(sizes) > MAX_RANK:
+        return f"it permutes {len(sizes)} separate axes; the chip moves {MAX_RANK}"
     return None
 
 
@@ -266,7 +285,7 @@ RULES: dict[str, _Rule] = {
     "top.reduce": _reduce,
     "top.concat": _concat,
     "top.reshape": _mover,
-    "top.transpose": _mover,
+    "top.transpose": _transpose,
     "top.slice": _slice,
     "top.pad": _pad,
     "top.resize": _resize,
