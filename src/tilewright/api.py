@@ -45,7 +45,7 @@ class CompileOptions:
     """Folder of pictures or arrays, an .npz, or samples themselves (arrays by input name)."""
     method: str = "kl"
     """How ranges are chosen from the samples: max, kl, ..."""
-    samples: int = 100
+    samples: int = 200
     """At most so many samples."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
     """Shapes of inputs with dynamic dimensions."""
@@ -272,7 +272,7 @@ def compile(
     *,
     calibration: Path | str | Samples | None = None,
     method: str = "kl",
-    samples: int = 100,
+    samples: int = 200,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     preprocess: Preprocess | str | None = None,
     dtype: Literal["int8", "fp16", "float32"] = "int8",

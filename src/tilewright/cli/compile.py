@@ -48,7 +48,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="max, kl, mse or percentile (default kl)",
     )
     group.add_argument(
-        "--calibration-samples", type=int, default=100, metavar="N", help="at most N (default 100)"
+        "--calibration-samples", type=int, default=200, metavar="N", help="at most N (default 200)"
     )
     group.add_argument(
         "--activations", choices=("symmetric", "asymmetric"), default="symmetric",
