@@ -37,12 +37,18 @@ def _silent(phase: str, done: float) -> None:
     del phase, done
 
 
+RANDOM_SAMPLES = 4
+"""Inputs drawn for `random_calibration`."""
+
+
 @dataclass(frozen=True)
 class CompileOptions:
     """What a compile is asked for."""
 
     calibration: Path | Samples | None = None
     """Folder of pictures or arrays, an .npz, or samples themselves (arrays by input name)."""
+    random_calibration: bool = False
+    """Take ranges from seeded random inputs: cycles are right, results are not."""
     method: str = "kl"
     """How ranges are chosen from the samples: max, kl, ..."""
     samples: int = 200
@@ -125,6 +131,8 @@ def build(
         asked |= {"method": compiled.table.method, "samples": compiled.table.samples}
         if options.dtype == "int8":
             asked["activations"] = options.activations
+        if options.random_calibration:
+            asked["calibration"] = "random"
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(
@@ -166,9 +174,19 @@ class _Fed:
 
     def samples(self, options: CompileOptions) -> Samples | None:
         source = options.calibration
+        if options.random_calibration:
+            return self._drawn()
         if source is None or not isinstance(source, Path):
             return source
         return self._read(source, options.samples)
+
+    def _drawn(self) -> Iterator[dict[str, Array]]:
+        generator = np.random.default_rng(0)
+        for _ in range(RANDOM_SAMPLES):
+            yield {
+                name: generator.standard_normal(shape).astype(np.float32)
+                for name, shape in self.inputs.items()
+            }
 
     def _read(self, source: Path, limit: int) -> Iterator[dict[str, Array]]:
         from tilewright.runtime.preprocess import PICTURE_SUFFIXES, list_samples

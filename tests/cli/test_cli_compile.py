@@ -168,6 +168,21 @@ def test_what_is_wrong_with_the_model_is_said_before_calibration_is_asked_for(
     assert not (tmp_path / "a.tpupkg").exists()
 
 
+def test_cycles_can_be_had_without_data(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "a.tpupkg"
+    command = ["compile", str(model), "--target", "tiny8", "-o", str(out), "-q"]
+    assert main([*command, "--random-calibration"]) == 0
+    told = capsys.readouterr().out
+    assert "mean nothing: ranges come from random inputs" in told
+    assert "cycles" in told
+    first = out.read_bytes()
+    assert main([*command, "--random-calibration"]) == 0
+    assert out.read_bytes() == first
+    assert main([*command, "--random-calibration", "--calibration-data", str(tmp_path)]) == 2
+
+
 def test_one_corrupt_picture_is_named(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -37,9 +37,14 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="the ONNX file, or zoo:NAME")
     parser.add_argument("--target", default="edge16", help="target name or file (default edge16)")
     group = parser.add_argument_group("calibration")
-    group.add_argument(
+    sources = group.add_mutually_exclusive_group()
+    sources.add_argument(
         "--calibration-data", type=Path, metavar="PATH",
         help="folder of pictures or .npy/.npz files, or one .npz (zoo models have their own)",
+    )  # fmt: skip
+    sources.add_argument(
+        "--random-calibration", action="store_true",
+        help="ranges from random inputs, to see cycles without data; results mean nothing",
     )  # fmt: skip
     group.add_argument(
         "--calibration-method",
@@ -114,7 +119,11 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     calibration: Any = options.calibration_data
     if calibration is not None:
         list_samples(calibration)
-    elif options.dtype != "float32" and options.model.startswith("zoo:"):
+    elif (
+        not options.random_calibration
+        and options.dtype != "float32"
+        and options.model.startswith("zoo:")
+    ):
         from tilewright.zoo import inputs
 
         calibration = inputs(
@@ -128,6 +137,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             )
     return CompileOptions(
         calibration=calibration,
+        random_calibration=options.random_calibration,
         method=options.calibration_method,
         samples=options.calibration_samples,
         shapes=parse_shapes(options.shape),
@@ -204,6 +214,8 @@ def _finish(
     from tilewright.report.text import summary
 
     lines = summary(report) if report else [f"{made.package.content.model_name} compiled"]
+    if options.random_calibration:
+        lines.append("  results    mean nothing: ranges come from random inputs")
     lines.append(f"  compile    {seconds:.1f} s (measured here)")
     lines.append(f"  package    {output} ({human(size)})")
     if options.report:
