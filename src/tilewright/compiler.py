@@ -177,8 +177,8 @@ def compile_model(
                 "E0301",
                 "int8 needs calibration data",
                 ["no samples and no calibration table were given"],
-                "give --calibration-data FOLDER (pictures, .npy or .npz), --fp32 for no quantisation, "
-                "or --random-calibration to see cycles only",
+                "give --calibration-data FOLDER (pictures, .npy or .npz), --fp32 for float on the "
+                "host, or --random-calibration to see cycles only",
             )
         progress("calibrate", 0.25)
         start = time.perf_counter()
