@@ -12,7 +12,8 @@ from xdsl.ir import Attribute
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.context import CompileContext
 from tilewright.sim.functional import FunctionalSimulator
-from tilewright.transforms.tpu.lower_affine_to_tpu import LowerAffineToTpuPass, workspace_base
+from tilewright.spec.program import workspace_base
+from tilewright.transforms.tpu.lower_affine_to_tpu import LowerAffineToTpuPass
 
 GARBAGE = 0x77
 """What DDR holds where nothing was written."""

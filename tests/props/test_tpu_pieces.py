@@ -12,8 +12,9 @@ from tilewright.schedule.ddr import Lifetime, place_ddr
 from tilewright.schedule.footprint import conv_form, pixel_pitch
 from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
 from tilewright.spec.hardware import load_target
+from tilewright.spec.program import MAC, VEC
 from tilewright.transforms.tpu.constants import pack_weights
-from tilewright.transforms.tpu.instruction import ENGINES, MAC, VEC, Instr, Region
+from tilewright.transforms.tpu.instruction import ENGINES, Instr, Region
 from tilewright.transforms.tpu.synchronize import semaphore, synchronize
 from tilewright.transforms.tpu.views import Loop, fit_loops, merge_loops
 

@@ -37,7 +37,6 @@ Hook = Callable[["Dispatched", "State"], None]
 
 UNWRITTEN = 0x5A
 """What the workspace holds before anything is written: not zero, so that relying on it shows."""
-PAGE = 4096
 _NUMPY: dict[str, Any] = {
     "float32": np.float32,
     "fp16": np.float16,
@@ -60,7 +59,9 @@ class Executor:
     @cached_property
     def base(self) -> int:
         """Address of the workspace (R2); constants lie at 0 (R1)."""
-        return -(-self.program.constants.nbytes // PAGE) * PAGE
+        from tilewright.spec.program import workspace_base
+
+        return workspace_base(self.program.constants.nbytes)
 
     @cached_property
     def ddr(self) -> npt.NDArray[np.uint8]:

@@ -90,10 +90,8 @@ def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
         rows = prod(shape_of(op.results[0])) // columns
         return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
     if kind == "matmul":
-        left, right = shape_of(op.operands[0]), shape_of(op.operands[1])
-        depth, columns = right[-2], right[-1]
+        depth, columns = shape_of(op.operands[1])[-2:]
         rows = prod(shape_of(op.results[0])) // columns
-        del left
         return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
     if kind == "avg_pool":
         kernel = _numbers(op, "kernel")

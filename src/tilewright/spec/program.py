@@ -33,6 +33,17 @@ ENGINE_NAMES = ("dma0", "dma1", "dma2", "dma3", "mac", "vec", "seq")
 """Engines by number, as in the semaphore convention of docs/concepts/machine.md."""
 
 
+WORKSPACE_ALIGNMENT = 4096
+
+
+def workspace_base(constants_bytes: int) -> int:
+    """Return the DDR address of the workspace (R2): constants lie at 0 (R1), it follows them.
+
+    The compiler puts the address into the program, the runtime lays out DDR by it.
+    """
+    return -(-constants_bytes // WORKSPACE_ALIGNMENT) * WORKSPACE_ALIGNMENT
+
+
 @dataclass(slots=True)
 class Instr:
     """An instruction: fields left out have their defaults."""

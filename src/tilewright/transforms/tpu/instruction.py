@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tilewright.spec.isa import BY_NAME, Engine
+from tilewright.spec.program import SEQ, engine_of
 
-MAC, VEC = 4, 5
-"""Engine numbers of docs/concepts/machine.md; DMA channels are 0..3, the sequencer has none."""
-ENGINES = 6
+ENGINES = SEQ
+"""Engines with a queue: all numbers below the sequencer's."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +33,5 @@ class Instr:
 
     @property
     def engine(self) -> int:
-        """Engine number, or -1 for the sequencer."""
-        kind = BY_NAME[self.name].engine
-        if kind is Engine.DMA:
-            return self.fields["channel"]
-        return {Engine.MAC: MAC, Engine.VEC: VEC, Engine.SEQ: -1}[kind]
+        """Engine number (`spec.program.ENGINE_NAMES`)."""
+        return engine_of(self.name, self.fields)

@@ -37,9 +37,9 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.context import CompileContext, compile_context
 from tilewright.schedule.ddr import Lifetime, place_ddr
-from tilewright.schedule.footprint import align
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import Instr as EncodedInstr
+from tilewright.spec.program import workspace_base
 from tilewright.transforms.tpu.constants import ConstantSegment
 from tilewright.transforms.tpu.emitter import (
     CONSTANTS_R,
@@ -54,12 +54,6 @@ from tilewright.transforms.tpu.views import DdrBuffer, View, whole
 
 CONSTANTS = "tpu.constants"
 """Name of the constants segment in the weight store."""
-WORKSPACE_ALIGNMENT = 4096
-
-
-def workspace_base(constants_bytes: int) -> int:
-    """Return the DDR address of the workspace: constants lie at 0, the workspace after them."""
-    return align(constants_bytes, WORKSPACE_ALIGNMENT)
 
 
 @dataclass

@@ -16,7 +16,8 @@ from __future__ import annotations
 import numpy as np
 
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.tpu.instruction import ENGINES, MAC, VEC, Instr, Region
+from tilewright.spec.program import MAC, SEQ, VEC
+from tilewright.transforms.tpu.instruction import ENGINES, Instr, Region
 
 DDR_GRANULE = 1024
 """Bytes of workspace tracked together: coarser costs waits that are not needed, never a missing
@@ -69,7 +70,7 @@ def synchronize(program: list[Instr], hardware: Hardware, workspace_bytes: int) 
     waits = 0
     for index, instr in enumerate(program):
         engine = instr.engine
-        if engine < 0:
+        if engine == SEQ:
             continue
         need = np.full(ENGINES, -1, np.int64)
         for region in instr.reads:
