@@ -225,44 +225,43 @@ class Emitter:
         operands, extra = self._channels(op, op.operands[0], weight, constant_name(op.operands[1]))
         return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
 
+    def _matrix(self, op: Operation) -> np.ndarray[Any, Any] | None:
+        """Return the constant `[N, K]` a linear layer or product multiplies by, if it has one."""
+        if op.name == "top.linear":
+            return self.weights.get(constant_name(op.operands[1]))
+        if op.name != "top.matmul" or is_constant(op.operands[0]):
+            return None
+        weight = op.operands[1]
+        if not is_constant(weight) or len(shape_of(weight)) != 2:
+            return None
+        return np.ascontiguousarray(self.weights.get(constant_name(weight)).T)
+
     def _keeps_sums(self, op: Operation) -> bool:
         """Whether a linear layer's result is only read as floats, so that its sums need no codes.
 
         Eight bits leave ties among the classes of a classifier: its last layer keeps 32.
         """
-        constant = op.name == "top.linear" or (
-            op.name == "top.matmul"
-            and is_constant(op.operands[1])
-            and len(shape_of(op.operands[1])) == 2
-            and not is_constant(op.operands[0])
-        )
         attrs = Attrs(op.attributes)
         clamped = attrs.number("clamp_min") is not None or attrs.number("clamp_max") is not None
         return (
-            constant
-            and not clamped
+            not clamped
             and all(
                 use.operation in self.scales.hosts or isinstance(use.operation, ReturnOp)
                 for use in op.results[0].uses
             )
+            and self._matrix(op) is not None
         )
 
     def wide_linear(self, op: Operation) -> SSAValue:
         """A linear layer whose int32 sums leave the chip; returns them as floats."""
-        weight = self.weights.get(constant_name(op.operands[1]))
-        if op.name == "top.matmul":
-            weight = np.ascontiguousarray(weight.T)
-        name, layer = constant_name(op.operands[1]), layer_of(op)
-        # Nothing is rounded on the chip, so nothing has to be made up for.
-        operands, extra = self._channels(op, op.operands[0], weight, name, "half_up")
-        ones, zeros = np.ones(weight.shape[0], np.int32), np.zeros(weight.shape[0], np.int8)
-        operands[3:] = [
-            self.constant(f"{layer}.mult", ones, i32),
-            self.constant(f"{layer}.shift", zeros, i8),
-        ]
-        shape = shape_of(op.results[0])
-        extra |= {"zp": 0, "lo": -128, "hi": 127, "rounding": self.rounding}
-        sums = self.append(quant.LinearOp.make(operands, TensorType(i32, shape), **extra))
+        weight, layer = self._matrix(op), layer_of(op)
+        assert weight is not None
+        operands, extra = self._channels(
+            op, op.operands[0], weight, constant_name(op.operands[1]), wide=True
+        )
+        sums = self.append(
+            quant.LinearOp.make(operands, TensorType(i32, shape_of(op.results[0])), **extra)
+        )
         real = self.append(
             quant.DequantizeOp.make(
                 [sums], op.results[0].type, name=self.unique(f"{layer}/dequantize")
@@ -271,10 +270,9 @@ class Emitter:
         step = quantised(operands[0]).step
         scale = self.weights.get(extra["weight_scale"]).astype(np.float64) * step
         factor = self.constant(f"{layer}.output_scale", scale.astype(np.float32), f32)
-        product = top.create(top.OPS["mul"], [real, factor], {}, name=self.unique(f"{layer}/scale"))
-        reason = "a float for every channel's 32-bit sum"
-        product.attributes["host"] = StringAttr(reason)
-        self.ctx.decide(layer, STAGE, True, "the result stays a 32-bit sum")
+        name = self.unique(f"{layer}/scale")
+        product = top.create(top.OPS["mul"], [real, factor], {}, name=name)
+        product.attributes["host"] = StringAttr("a float for every channel's 32-bit sum")
         return self.append(product)
 
     def _channels(
@@ -283,9 +281,13 @@ class Emitter:
         x: SSAValue,
         weight: np.ndarray[Any, Any],
         weight_name: str,
-        rounding: str = "",
+        wide: bool = False,
     ) -> tuple[list[SSAValue], dict[str, Any]]:
-        """Quantise weights and bias per channel; return operands and attributes of the op."""
+        """Quantise weights and bias per channel; return operands and attributes of the op.
+
+        `wide`: the sums are not requantised. The multiplier is then one, and nothing is rounded
+        that a truncating chip would have to make up for.
+        """
         layer, codes = layer_of(op), self.as_codes(x)
         source, target = quantised(codes), self.result(op).element_type
         bias = None
@@ -299,22 +301,24 @@ class Emitter:
             input_zero=source.zero,
             output_scale=target.step,
             output_zero=target.zero,
-            rounding=rounding or self.rounding,
+            rounding="half_up" if wide else self.rounding,
             input_mean=self.means.get(self.scales.names[x]),
             group=Attrs(op.attributes).integer("group", 1),
         )
-        low, high = self._bounds(op, target)
+        low, high = (-128, 127) if wide else self._bounds(op, target)
+        mult = np.ones_like(p.mult) if wide else p.mult
+        shift = np.zeros_like(p.shift) if wide else p.shift
         operands = [
             codes,
             self.constant(f"{weight_name}.i8", p.weight, i8),
             self.constant(f"{layer}.bias", p.bias, i32),
-            self.constant(f"{layer}.mult", p.mult, i32),
-            self.constant(f"{layer}.shift", p.shift, i8),
+            self.constant(f"{layer}.mult", mult, i32),
+            self.constant(f"{layer}.shift", shift, i8),
         ]
         scale = self.weights.add(f"{layer}.weight_scale", p.scale)
-        self._report(layer, p, target)
+        self._report(layer, p, "a 32-bit sum" if wide else f"output scale {target.step:.6g}")
         extra = {
-            "zp": p.zp,
+            "zp": 0 if wide else p.zp,
             "lo": low,
             "hi": high,
             "rounding": self.rounding,
@@ -323,8 +327,8 @@ class Emitter:
         }
         return operands, extra
 
-    def _report(self, layer: str, p: ChannelParameters, target: UniformType) -> None:
-        notes = [f"output scale {target.step:.6g}"]
+    def _report(self, layer: str, p: ChannelParameters, result: str) -> None:
+        notes = [result]
         if p.dead:
             notes.append(f"{len(p.dead)} dead channels")
         if p.raised:
@@ -341,10 +345,10 @@ class Emitter:
 
     def matmul(self, op: Operation) -> SSAValue:
         """`top.matmul`: by a constant matrix `quant.linear`, else `quant.matmul`."""
-        weight = op.operands[1]
-        if is_constant(weight) and len(shape_of(weight)) == 2 and not is_constant(op.operands[0]):
-            matrix = np.ascontiguousarray(self.weights.get(constant_name(weight)).T)
-            operands, extra = self._channels(op, op.operands[0], matrix, constant_name(weight))
+        matrix = self._matrix(op)
+        if matrix is not None:
+            name = constant_name(op.operands[1])
+            operands, extra = self._channels(op, op.operands[0], matrix, name)
             return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
         a, b = self.operand(op, 0), self.operand(op, 1)
         target = self.result(op).element_type
