@@ -201,6 +201,8 @@ def sv_package(hardware: Hardware, *, faults: bool = False) -> str:
         faults: whether the build has the input that plants a fault.
     """
     lines = [f"// tw_pkg: target {hardware.name}. Generated from the tables; do not edit.", ""]
+    # No build uses every parameter, and functions look only at some bits of a word.
+    lines += ["/* verilator lint_off UNUSEDPARAM */", "/* verilator lint_off UNUSEDSIGNAL */"]
     lines += ["package tw_pkg;"]
     for name, value in _parameters(hardware).items():
         lines.append(f"  localparam int unsigned {name} = {value};")
@@ -228,5 +230,6 @@ def sv_package(hardware: Hardware, *, faults: bool = False) -> str:
     lines += _TYPES.splitlines()
     for part in (_with_registers(), _legal(), _engine_of()):
         lines += ["", *part]
-    lines += ["endpackage", ""]
+    lines += ["endpackage"]
+    lines += ["/* verilator lint_on UNUSEDPARAM */", "/* verilator lint_on UNUSEDSIGNAL */", ""]
     return "\n".join(lines)
