@@ -27,9 +27,14 @@ CODES: dict[str, str] = {
     "E0502": "Two levels of the compiler disagree.",
     "E0601": "A package or binary is malformed or does not fit.",
     "E0602": "A program deadlocks or breaks a rule of the machine.",
+    "E0603": "A waveform is incomplete or does not belong to the program.",
     "E0701": "A file cannot be read or written.",
     "E0702": "A command-line argument is wrong.",
     "E0703": "An optional part of tilewright is not installed.",
+    "E0801": "A tool that simulates the RTL is missing.",
+    "E0802": "The target cannot be built in RTL.",
+    "E0803": "The RTL does not build, or the built RTL does not work.",
+    "E0804": "A run of the RTL reached its limit of cycles.",
 }
 
 

@@ -1,0 +1,330 @@
+"""Builds the RTL of a target into a shared library, once: `tw_pkg`, the modules, the harness.
+
+Libraries lie in the user's cache folder under a name made from everything they depend on, so that
+a changed module, target, flag, tool or processor makes another one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from math import ceil
+from pathlib import Path
+from typing import Literal
+
+from tilewright.diagnostics import TilewrightError
+from tilewright.rtl.package import sv_package
+from tilewright.spec.hardware import Hardware
+
+TraceFormat = Literal["vcd", "fst"]
+TOP = "tw_top"
+RTL_FOLDER = Path(__file__).resolve().parents[1] / "rtl"
+HARNESS = Path(__file__).resolve().with_name("harness.cpp")
+
+MAX_ARRAY = 64
+MIN_MAC_LATENCY = 4
+LOG_LINES = 12
+
+VERILATE = (
+    "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "--no-timing",
+    "--unroll-count", "1024", "--unroll-stmts", "100000", "--output-split", "30000",
+    "--top-module", TOP, "--prefix", f"V{TOP}", "--Mdir", ".",
+    # Lint is a test of the modules; a newer Verilator's new warnings must not stop a build.
+    "-Wno-fatal", "-Wno-lint", "-Wno-style",
+)  # fmt: skip
+COMPILE = (
+    "-std=gnu++17", "-fPIC", "-march=native", "-fvisibility=hidden", "-w",
+    "-DVL_USER_FINISH", "-DVL_USER_STOP", "-DVL_USER_FATAL", "-DVM_COVERAGE=0", "-DVM_SC=0",
+)  # fmt: skip
+SIZES = ("TW_W", "TW_G", "TW_SRAM_WORDS")
+OPTIMISE, OPTIMISE_SLOW = "-O3", "-O1"
+"""The second for what runs once (constructors, the list of traced signals)."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """A built RTL."""
+
+    path: Path
+    """The shared library."""
+    built: bool
+    """Whether it was built now (else found in the cache)."""
+
+
+@dataclass(frozen=True)
+class _Tools:
+    verilator: str
+    verilator_version: str
+    compiler: str
+    compiler_version: str
+    ccache: str | None
+
+
+def rtl_sources() -> list[Path]:
+    """Return the chip's modules, packages first."""
+    files = sorted(RTL_FOLDER.glob("*.sv"))
+    return sorted(files, key=lambda file: (not file.stem.endswith("_pkg"), file.name))
+
+
+def unbuildable(hardware: Hardware) -> list[str]:
+    """Return why a target cannot be built in RTL, a line a reason: field, value, legal values."""
+    core = hardware.core_clock_mhz
+    reasons = [
+        f"{field}: {getattr(hardware, field)}; the RTL needs 1..{core} (core_clock_mhz)"
+        for field in ("ddr_clock_mhz", "dma_clock_mhz")
+        if getattr(hardware, field) > core
+    ]
+    if hardware.array_size > MAX_ARRAY:
+        size = hardware.array_size
+        reasons.append(
+            f"mac_array_size: [{size}, {size}]; the RTL needs [{MAX_ARRAY}, {MAX_ARRAY}] or less"
+        )
+    if hardware.mac_latency < MIN_MAC_LATENCY:
+        reasons.append(
+            f"mac_latency: {hardware.mac_latency}; the RTL needs {MIN_MAC_LATENCY} or more"
+        )
+    return reasons
+
+
+def quiet_limit(hardware: Hardware) -> int:
+    """Return how many cycles without any activity mean that nothing will move again.
+
+    Between two signs of life lie at most a latency, a few enables of the slower clocks, or a
+    channel that fills a word byte by byte at the pace of its bus.
+    """
+    core = hardware.core_clock_mhz
+    slow = ceil(core / hardware.ddr_clock_mhz) + ceil(core / hardware.dma_clock_mhz)
+    stream = hardware.dma_latency * hardware.dma_stream_latency_factor
+    latency = ceil(stream * core / hardware.dma_clock_mhz)
+    filling = 4 * max(hardware.sram_word_bytes, hardware.ddr_bus_bytes) * slow
+    return 64 + 2 * (latency + hardware.mac_latency + hardware.vector_latency) + filling
+
+
+def build_library(
+    hardware: Hardware,
+    *,
+    faults: bool = False,
+    trace: TraceFormat | None = None,
+    sources: Sequence[Path] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Library:
+    """Return the library of a target, building it if the cache has none.
+
+    Args:
+        hardware: the target.
+        faults: with the input that plants a fault (slower).
+        trace: with the writer of such a trace file (slower).
+        sources: other modules than the shipped ones.
+        progress: told before a build begins.
+
+    Raises:
+        TilewrightError: E0801 when a tool is missing, E0802 when the target has no RTL, E0803 when
+            the build fails, E0701 when the cache cannot be written.
+    """
+    if reasons := unbuildable(hardware):
+        raise TilewrightError(
+            "E0802",
+            f"target `{hardware.name}` cannot be built in RTL",
+            reasons,
+            "the simulators run it all the same: `tilewright simulate`",
+        )
+    files = rtl_sources() if sources is None else list(sources)
+    if not files:
+        raise TilewrightError("E0803", f"there are no modules (*.sv) in `{RTL_FOLDER}`")
+    tools = find_tools()
+    package = sv_package(hardware, faults=faults)
+    verilate, compile_flags, link = _flags(hardware, trace)
+    texts = {file.name: file.read_bytes() for file in files}
+    harness = HARNESS.read_bytes()
+    key = _key(
+        [package, *verilate, *compile_flags, *link, OPTIMISE, OPTIMISE_SLOW],
+        [tools.verilator_version, tools.compiler_version, _processor()],
+        {**texts, HARNESS.name: harness},
+    )
+    variant = "".join(("-faults" if faults else "", f"-{trace}" if trace else ""))
+    from tilewright.zoo import cache_folder
+
+    folder = cache_folder() / "rtl"
+    target = folder / f"{hardware.name}{variant}-{key[:20]}.so"
+    if target.is_file():
+        return Library(target, False)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _lock(folder / f"{target.stem}.lock"):
+            # Another process may have built it while this one waited.
+            if target.is_file():
+                return Library(target, False)
+            if progress is not None:
+                progress("build RTL")
+            with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
+                place = Path(scratch)
+                (place / "tw_pkg.sv").write_text(package, "utf-8")
+                for name, text in {**texts, HARNESS.name: harness}.items():
+                    (place / name).write_bytes(text)
+                job = _Job(place, tools, folder / f"{target.stem}.log")
+                job.verilate([*verilate, "tw_pkg.sv", *texts])
+                made = job.compile(compile_flags, link)
+                os.replace(made, target)
+    except OSError as error:
+        raise TilewrightError("E0701", f"cannot write `{folder}`", [str(error)]) from error
+    return Library(target, True)
+
+
+def find_tools() -> _Tools:
+    """Return the programs a build needs.
+
+    Raises:
+        TilewrightError: E0801.
+    """
+    verilator = shutil.which("verilator")
+    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
+    compiler = next((found for name in compilers if (found := shutil.which(name))), None)
+    missing = [
+        f"{what} is not on the PATH"
+        for what, found in (("verilator", verilator), ("a C++ compiler (g++)", compiler))
+        if found is None
+    ]
+    if verilator is None or compiler is None:
+        raise TilewrightError(
+            "E0801",
+            "a tool that simulates the RTL is missing",
+            missing,
+            "`apt-get install verilator g++` (Debian and Ubuntu)",
+        )
+    return _Tools(
+        verilator, _version(verilator), compiler, _version(compiler), shutil.which("ccache")
+    )
+
+
+@lru_cache
+def _version(program: str) -> str:
+    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or [""])[0]
+
+
+@lru_cache
+def _processor() -> str:
+    """Return what `-march=native` depends on."""
+    info = Path("/proc/cpuinfo")
+    text = info.read_text("utf-8", "replace") if info.is_file() else str(os.uname())
+    kept = re.findall(r"^(?:model name|flags|Features|CPU part)\s*:.*$", text, re.MULTILINE)
+    return "\n".join(sorted(set(kept))) or str(os.uname().machine)
+
+
+def _flags(hardware: Hardware, trace: TraceFormat | None) -> tuple[list[str], list[str], list[str]]:
+    """Return the flags of Verilator, of the compiler and of the linker."""
+    verilate = list(VERILATE)
+    words = hardware.sram_size // hardware.sram_word_bytes
+    sizes = (hardware.sram_word_bytes, hardware.ddr_bus_bytes, words)
+    compile_flags = [
+        *COMPILE,
+        *(f"-D{name}={size}" for name, size in zip(SIZES, sizes, strict=True)),
+    ]
+    if trace is not None:
+        # Ports of the top and of its modules; structs by field, so that data stay narrow.
+        widest = 8 * max(hardware.sram_word_bytes, hardware.ddr_bus_bytes, 32)
+        verilate += ["--trace" if trace == "vcd" else "--trace-fst", "--trace-structs"]
+        verilate += ["--trace-depth", "2", "--trace-max-width", str(widest)]
+        compile_flags += [f"-DTW_{trace.upper()}"]
+    compile_flags += [
+        f"-DVM_TRACE={int(trace is not None)}",
+        f"-DVM_TRACE_VCD={int(trace == 'vcd')}",
+        f"-DVM_TRACE_FST={int(trace == 'fst')}",
+    ]
+    link = ["-shared", "-Wl,-Bsymbolic", "-pthread", *(["-lz"] if trace == "fst" else [])]
+    return verilate, compile_flags, link
+
+
+def _key(texts: Sequence[str], versions: Sequence[str], files: Mapping[str, bytes]) -> str:
+    digest = hashlib.sha3_256()
+    for item in (*texts, *versions):
+        digest.update(item.encode() + b"\0")
+    for name, content in sorted(files.items()):
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()
+
+
+@contextmanager
+def _lock(path: Path) -> Generator[None]:
+    """Hold a file's lock, so that two processes do not build the same."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@dataclass
+class _Job:
+    """A build in a scratch folder."""
+
+    folder: Path
+    tools: _Tools
+    log: Path
+    """Where what failed said is kept."""
+
+    def verilate(self, arguments: Sequence[str]) -> None:
+        self._run("Verilator", [self.tools.verilator, *arguments])
+
+    def compile(self, flags: Sequence[str], link: Sequence[str]) -> Path:
+        include = self._include()
+        common = [*flags, "-I.", f"-I{include}", f"-I{include}/vltstd"]
+        if "clang" not in Path(self.tools.compiler).name:
+            # Libraries of several targets live in one process: they must not share statics.
+            common.append("-fno-gnu-unique")
+        units = sorted(file.name for file in self.folder.glob("*.cpp"))
+        units += [str(include / f"{name}.cpp") for name in self._runtime()]
+        prefix = [self.tools.ccache] if self.tools.ccache else []
+
+        def unit(source: str) -> str:
+            slow = "__Slow" in source or "__Syms" in source
+            made = f"{Path(source).stem}.o"
+            how = [OPTIMISE_SLOW if slow else OPTIMISE, "-c", source, "-o", made]
+            self._run("the C++ compiler", [*prefix, self.tools.compiler, *common, *how])
+            return made
+
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            objects = list(pool.map(unit, units))
+        self._run("the linker", [self.tools.compiler, *objects, *link, "-o", "library.so"])
+        return self.folder / "library.so"
+
+    def _include(self) -> Path:
+        """Return the folder of Verilator's run-time library."""
+        done = self._run("Verilator", [self.tools.verilator, "--getenv", "VERILATOR_ROOT"])
+        return Path(done.strip()) / "include"
+
+    def _runtime(self) -> list[str]:
+        """Return the parts of Verilator's run-time library that the generated code needs."""
+        text = (self.folder / f"V{TOP}_classes.mk").read_text("utf-8")
+        found = re.findall(r"^VM_GLOBAL_(?:FAST|SLOW) \+=((?:.*\\\n)*.*)$", text, re.MULTILINE)
+        return [name for names in found for name in names.replace("\\", " ").split()]
+
+    def _run(self, what: str, command: Sequence[str]) -> str:
+        # Paths relative to the folder: ccache then knows the same text in another folder.
+        environment = {**os.environ, "CCACHE_NOHASHDIR": "1", "LC_ALL": "C"}
+        done = subprocess.run(
+            command, cwd=self.folder, env=environment, text=True, check=False, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+        if done.returncode == 0:
+            return done.stdout
+        self.log.write_text(" ".join(command) + "\n" + done.stdout, "utf-8")
+        lines = [line for line in done.stdout.splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line and line not in lines[-LOG_LINES:]]
+        raise TilewrightError(
+            "E0803",
+            f"the RTL does not build: {what} ended with {done.returncode}",
+            [*errors[:3], *lines[-LOG_LINES:]],
+            f"all it said: `{self.log}`",
+        )
