@@ -24,6 +24,7 @@ COMMANDS: dict[str, str] = {
     "compile": "compile a model for a chip",
     "run": "run a compiled model on inputs",
     "simulate": "simulate a compiled model cycle by cycle",
+    "cosim": "run a model on the RTL and compare with the simulators",
     "compare": "compare two levels of a model layer by layer",
     "explain": "tell what was decided about a layer, and why",
     "report": "write one HTML page about a compiled model",
