@@ -1,0 +1,1 @@
+"""Chip stress tests: random programs, differential runs, shrinking, planted faults."""
