@@ -116,8 +116,16 @@ def find_pass(name: str) -> PassEntry:
     return known[name]
 
 
+_BARE_PATH = re.compile(r'"(?:[^"\\]|\\.)*"|=([^\s"{}=,]*(?:/|\.[A-Za-z])[^\s"{}=,]*)')
+"""A quoted string, or a file name that should have been quoted."""
+
+
+def _quote_paths(text: str) -> str:
+    return _BARE_PATH.sub(lambda m: f'="{m[1]}"' if m[1] is not None else m[0], text)
+
+
 def make_pass(text: str) -> ModulePass:
-    """Build one pass from `name` or `name{option=value option=a,b}`.
+    """Build one pass from `name` or `name{option=value option=a,b}`; file names need no quotes.
 
     Raises:
         UsageError: unknown pass, unknown option, or a value of the wrong type.
@@ -132,7 +140,7 @@ def make_pass(text: str) -> ModulePass:
     cls = entry.load()
     try:
         # `from_spec` refuses unknown names and wrong types with ValueError.
-        return cls.from_spec(parse_spec(text.strip()))
+        return cls.from_spec(parse_spec(_quote_paths(text.strip())))
     except (ValueError, ArgSpecParseError) as error:
         options = [
             f"{info.name.replace('_', '-')}: {info.expected_type}"

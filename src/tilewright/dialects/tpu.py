@@ -6,6 +6,7 @@ tpu.program @tpu_0 attributes {target = "edge16"} {
   tpu.mac_conv #tpu.f<wait = [3], act = 0x40, out_h = 8, out_w = 8, k_h = 3, k_w = 3, c_rows = 16>
   tpu.halt
 }
+tpu.timing_constraint "dma_load" #tpu.f<n0 = 4096> cycles 412 {clock_fs = 2000000 : i64, ...}
 ```
 
 A program has tens of thousands of ops, so all field values of an op are one `Data` attribute that
@@ -18,7 +19,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from xdsl.dialects.builtin import DictionaryAttr, StringAttr, SymbolNameConstraint
+from xdsl.dialects.builtin import (
+    DictionaryAttr,
+    IntegerAttr,
+    StringAttr,
+    SymbolNameConstraint,
+    i64,
+)
 from xdsl.ir import Attribute, Block, Data, Dialect, Operation, Region
 from xdsl.irdl import (
     IRDLOperation,
@@ -354,6 +361,118 @@ class ProgramOp(IRDLOperation):
         printer.print_region(self.body)
 
 
+@irdl_op_definition
+class TimingConstraintOp(IRDLOperation):
+    """Measured cycles, from start to end, of the instructions of a layer with these fields.
+
+    `f` holds the fields that decide how long the instruction takes
+    (`schedule.constraints.duration_fields`), so that a later compile finds them again. `cycles` is
+    the mean of `count` measurements, rounded up, which were `lowest` to `highest`; `waveform` names
+    the file, `clock_fs` is the clock period it shows. Not part of any program: a module has these
+    beside its programs, and no binary holds them.
+    """
+
+    name = "tpu.timing_constraint"
+
+    instruction = prop_def(StringAttr)
+    f = opt_prop_def(FieldsAttr)
+    cycles = prop_def(IntegerAttr)
+
+    NUMBERS: ClassVar = ("clock_fs", "count", "highest", "lowest")
+    STRINGS: ClassVar = ("layer", "waveform")
+
+    @classmethod
+    def of(
+        cls,
+        instruction: str,
+        fields: Mapping[str, int],
+        cycles: int,
+        *,
+        layer: str,
+        waveform: str,
+        **numbers: int,
+    ) -> TimingConstraintOp:
+        """Return the constraint; `numbers` are those of `NUMBERS`."""
+        attributes: dict[str, Attribute] = {
+            name: IntegerAttr(value, i64) for name, value in numbers.items()
+        }
+        attributes |= {"layer": StringAttr(layer), "waveform": StringAttr(waveform)}
+        properties: dict[str, Attribute] = {
+            "instruction": StringAttr(instruction),
+            "cycles": IntegerAttr(cycles, i64),
+            **_properties(instruction, fields),
+        }
+        return cls.create(properties=properties, attributes=dict(sorted(attributes.items())))
+
+    @property
+    def given(self) -> FieldValues:
+        """The fields that differ from their defaults."""
+        return self.f.data if self.f is not None else ()
+
+    def number(self, name: str) -> int:
+        """Return one of `NUMBERS`."""
+        value = self.attributes[name]
+        assert isinstance(value, IntegerAttr), "verified"
+        return value.value.data
+
+    def text(self, name: str) -> str:
+        """Return one of `STRINGS`."""
+        value = self.attributes[name]
+        assert isinstance(value, StringAttr), "verified"
+        return value.data
+
+    def verify_(self) -> None:
+        """Check the instruction, its fields, and that cycles were measured."""
+        name = self.instruction.data
+        if name not in _TABLES:
+            raise VerifyException(f"{self.name}: there is no instruction `{name}`")
+        for field_name, value in self.given:
+            field = _TABLES[name][0].get(field_name)
+            if field is None:
+                raise VerifyException(f"{self.name}: {name} has no field `{field_name}`")
+            if not field.low <= value <= field.high:
+                raise VerifyException(
+                    f"{self.name}: {field_name} must be {field.low}..{field.high}, not {value}"
+                )
+        for key in self.NUMBERS:
+            value = self.attributes.get(key)
+            if not isinstance(value, IntegerAttr) or value.value.data < 1:
+                raise VerifyException(f"{self.name}: `{key}` must be an integer of 1 or more")
+        for key in self.STRINGS:
+            if not isinstance(self.attributes.get(key), StringAttr):
+                raise VerifyException(f"{self.name}: `{key}` must be a string")
+        cycles = self.cycles.value.data
+        if not self.number("lowest") <= cycles <= self.number("highest"):
+            raise VerifyException(f"{self.name}: cycles must lie in lowest..highest, not {cycles}")
+
+    @classmethod
+    def parse(cls, parser: Parser) -> TimingConstraintOp:
+        """Parse `"instruction" #tpu.f<...>? cycles N attr-dict`."""
+        instruction = parser.parse_str_literal()
+        given = parser.parse_optional_attribute()
+        if given is not None and not isinstance(given, FieldsAttr):
+            parser.raise_error("expected #tpu.f<...>")
+        parser.parse_keyword("cycles")
+        cycles = parser.parse_integer(allow_boolean=False)
+        attributes = parser.parse_optional_attr_dict()
+        properties: dict[str, Attribute] = {
+            "instruction": StringAttr(instruction),
+            "cycles": IntegerAttr(cycles, i64),
+        }
+        if given is not None:
+            properties["f"] = given
+        return cls.create(properties=properties, attributes=attributes)
+
+    def print(self, printer: Printer) -> None:
+        """Print `"instruction" #tpu.f<...>? cycles N attr-dict`."""
+        printer.print_string(" ")
+        printer.print_string_literal(self.instruction.data)
+        if self.f is not None:
+            printer.print_string(f" #tpu.f<{self.f.text()}>")
+        printer.print_string(f" cycles {self.cycles.value.data}")
+        printer.print_op_attributes(self.attributes)
+
+
 assert BY_NAME.keys() == OPS.keys(), "every instruction has its op"
 
-Tpu = Dialect("tpu", [ProgramOp, *OPS.values()], [FieldsAttr])
+Tpu = Dialect("tpu", [ProgramOp, TimingConstraintOp, *OPS.values()], [FieldsAttr])

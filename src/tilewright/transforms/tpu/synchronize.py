@@ -13,6 +13,8 @@ implied is not repeated.
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 
 from tilewright.spec.hardware import Hardware
@@ -66,7 +68,7 @@ def synchronize(program: list[Instr], hardware: Hardware, workspace_bytes: int) 
         (ENGINES, ENGINES), -1, np.int64
     )  # known[c, e]: e's latest instruction c has seen end
     clocks: dict[int, np.ndarray] = {}
-    last_push = -1
+    pushed: deque[int] = deque()
     waits = 0
     for index, instr in enumerate(program):
         engine = instr.engine
@@ -99,11 +101,12 @@ def synchronize(program: list[Instr], hardware: Hardware, workspace_bytes: int) 
         # Engines execute in order: when this one ends, all before it on the engine have ended.
         mine[engine] = index
         if instr.name == "mac_conv" and instr.fields["push"]:
-            last_push = index
+            pushed.append(index)
         if instr.name == "vec_drain":
             # The accumulators it emptied were complete, so that multiplication has ended too.
-            mine[MAC] = max(int(mine[MAC]), last_push)
-            np.maximum(mine, clocks[last_push], out=mine)
+            paired = pushed.popleft()
+            mine[MAC] = max(int(mine[MAC]), paired)
+            np.maximum(mine, clocks[paired], out=mine)
             assert engine == VEC
         clocks[index] = mine.copy()
     return waits

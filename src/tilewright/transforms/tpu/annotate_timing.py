@@ -1,0 +1,140 @@
+"""Write the times that a waveform shows into the IR.
+
+Before: `tpu.program`s. After: also one `tpu.timing_constraint` for each different instruction of
+each layer of the program that ran, with the cycles it took. The waveform's instructions are matched
+to the program by position: dispatched to the same engines, in the same order, to the end.
+Constraints of an earlier waveform are replaced where the new one has the same instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.passes import ModulePass
+
+from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.dialects.tpu import ProgramOp, TimingConstraintOp
+from tilewright.ir.context import CompileContext, compile_context
+from tilewright.schedule.constraints import Constraint, Constraints, group
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.program import SEQ, Dispatched, sequence
+from tilewright.waves.retire import Retired, mismatch, read_retired
+
+
+@dataclass(frozen=True)
+class AnnotateTimingPass(ModulePass):
+    """Add the measured times of a waveform's run as `tpu.timing_constraint`s.
+
+    Requires: the program that ran, as it was compiled. Ensures: one constraint for each different
+    instruction of each layer.
+    """
+
+    name = "annotate-timing"
+
+    waveform: str = ""
+    """VCD or FST file of one run."""
+    program: str = ""
+    """The program that ran; needed when several fit."""
+    scope: str = ""
+    """Scope of the chip's log in the waveform; searched when empty."""
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Rewrite the module in place.
+
+        Raises:
+            TilewrightError: E0603 the waveform is not a complete run of a program of the module;
+                E0701, E0703 it cannot be read.
+        """
+        context = compile_context(ctx)
+        hardware = context.target
+        if hardware is None:
+            raise TilewrightError("E0201", "measured times need a target", [], "give the target")
+        if not self.waveform:
+            raise UsageError("E0702", "`annotate-timing` needs `waveform=FILE`")
+        retired = read_retired(self.waveform, self.scope)
+        program, stream = self._program(op, hardware, retired)
+        annotate(op, context, hardware, stream, retired, program)
+
+    def _program(
+        self, module: ModuleOp, hardware: Hardware, retired: Retired
+    ) -> tuple[ProgramOp, list[Dispatched]]:
+        programs = [item for item in module.ops if isinstance(item, ProgramOp)]
+        named = [item for item in programs if self.program in ("", item.sym_name.data)]
+        if not named:
+            names = ", ".join(f"@{item.sym_name.data}" for item in programs) or "none"
+            raise UsageError(
+                "E0702", f"there is no program @{self.program or '...'}", [f"programs: {names}"]
+            )
+        streams = [list(sequence(item.instructions(), hardware.scalar_registers)) for item in named]
+        errors = [mismatch(retired, stream) for stream in streams]
+        fitting = [place for place, error in enumerate(errors) if error is None]
+        if not fitting:
+            # The one that fits longest is most likely meant.
+            error = errors[0] if len(errors) == 1 else max(errors, key=lambda e: len(str(e)))
+            assert error is not None
+            raise error
+        if len(fitting) > 1:
+            raise UsageError(
+                "E0702",
+                f"`{self.waveform}` fits several programs",
+                [", ".join(f"@{named[place].sym_name.data}" for place in fitting)],
+                "name it: annotate-timing{waveform=... program=NAME}",
+            )
+        return named[fitting[0]], streams[fitting[0]]
+
+
+def annotate(
+    module: ModuleOp,
+    context: CompileContext,
+    hardware: Hardware,
+    stream: list[Dispatched],
+    retired: Retired,
+    program: ProgramOp,
+) -> None:
+    """Add the constraints of a log that belongs to `stream`."""
+    places = [index for index, item in enumerate(stream) if item.engine != SEQ]
+    grouped = group(
+        hardware, [stream[place] for place in places], [retired.latency(p) for p in places]
+    )
+    replaced = {
+        (op.text("layer"), op.instruction.data, op.given): op
+        for op in module.ops
+        if isinstance(op, TimingConstraintOp)
+    }
+    for (layer, (name, fields)), samples in grouped.items():
+        old = replaced.pop((layer, name, fields), None)
+        if old is not None:
+            old.detach()
+            old.erase()
+        module.body.block.add_op(
+            TimingConstraintOp.of(
+                name, dict(fields), samples.mean, layer=layer, waveform=retired.source,
+                clock_fs=retired.clock_fs, count=len(samples.cycles),
+                lowest=min(samples.cycles), highest=max(samples.cycles),
+            )
+        )  # fmt: skip
+    context.decide(
+        program.sym_name.data,
+        AnnotateTimingPass.name,
+        True,
+        f"{len(places)} instructions measured in `{retired.source}`, {len(grouped)} different",
+    )
+
+
+def constraints_of(module: ModuleOp, hardware: Hardware) -> Constraints:
+    """Return the measured times a module carries."""
+    return Constraints(
+        hardware,
+        [
+            Constraint(
+                op.text("layer"),
+                (op.instruction.data, op.given),
+                op.cycles.value.data,
+                op.number("count"),
+            )
+            for op in module.ops
+            if isinstance(op, TimingConstraintOp)
+        ],
+    )

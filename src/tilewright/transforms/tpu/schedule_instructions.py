@@ -1,0 +1,249 @@
+"""Reorder the instructions of each program so that its engines wait less.
+
+Before: programs in the order of their tiles. After: every program in an order of the list scheduler
+(`schedule/list_schedule.py`) that keeps its meaning, with semaphores assigned anew; `written` says
+after which instructions tensors are complete in it. The times are estimates, or those of the
+module's `tpu.timing_constraint`s. A program stays as it is when it has loops, when its semaphores
+are not the compiler's, or when the model sees no gain; the decision log has the reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, StringAttr, i64
+from xdsl.ir import Attribute
+from xdsl.passes import ModulePass
+
+from tilewright.codegen.verify import verify_program
+from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.tpu import ProgramOp, from_instr
+from tilewright.ir.context import compile_context
+from tilewright.schedule.constraints import Constraints
+from tilewright.schedule.dependencies import find_dependencies
+from tilewright.schedule.list_schedule import costs, estimate, list_schedule
+from tilewright.spec.access import Access, accesses
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.program import SEQ, Dispatched, Instr, sequence
+from tilewright.transforms.tpu.annotate_timing import constraints_of
+from tilewright.transforms.tpu.instruction import Instr as TouchingInstr
+from tilewright.transforms.tpu.instruction import Region
+from tilewright.transforms.tpu.synchronize import synchronize
+
+MARK = "schedule"
+"""Attribute of a program: digest of its instructions and the times it was scheduled by."""
+
+
+@dataclass(frozen=True)
+class ScheduleInstructionsPass(ModulePass):
+    """Reorder instructions by a list scheduler; measured times are used where there are any.
+
+    Requires: the tpu level. Ensures: the same meaning; semaphores for the new order.
+    """
+
+    name = "schedule-instructions"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Rewrite the module in place.
+
+        Raises:
+            TilewrightError: E0201 without a target; E0602 for a program the sequencer cannot run.
+        """
+        context = compile_context(ctx)
+        hardware = context.target
+        programs = [item for item in op.ops if isinstance(item, ProgramOp)]
+        if not programs:
+            return
+        if hardware is None:
+            raise TilewrightError("E0201", "scheduling needs a target", [], "give the target")
+        measured = constraints_of(op, hardware)
+        for program in programs:
+            fired, reason = schedule_program(program, hardware, measured)
+            context.decide(program.sym_name.data, self.name, fired, reason)
+
+
+def schedule_program(
+    program: ProgramOp, hardware: Hardware, measured: Constraints
+) -> tuple[bool, str]:
+    """Reorder one program in place; return whether it changed, and why or why not."""
+    instructions = program.instructions()
+    mark = program.attributes.get(MARK)
+    if isinstance(mark, StringAttr) and mark.data == _digest(instructions, measured, hardware):
+        return False, "it is scheduled by these times already"
+    if any(instr.name in ("loop", "end_loop") for instr in instructions):
+        return False, "it has loops: the order of their instructions is the user's"
+    stream = list(sequence(instructions, hardware.scalar_registers))
+    if any(item.fields["wait"] or item.fields["signal"] for item in stream if item.engine == SEQ):
+        return False, "the sequencer takes part in its semaphores"
+    order: list[int] = []
+    before = after = 0
+    for first, last in _runs(stream):
+        run = stream[first:last]
+        if run and run[0].engine != SEQ:
+            chosen, old, new = _schedule_run(run, hardware, measured)
+            before, after = before + old, after + new
+            order += [first + index for index in chosen]
+        else:
+            order += range(first, last)
+    if order == list(range(len(stream))):
+        return False, f"no order is better than the tiles' own: {before} cycles by the model"
+    reordered = _resynchronised(instructions, stream, order, hardware)
+    try:
+        verify_program(reordered, hardware)
+    except TilewrightError as error:
+        # Never seen; were the model of what blocks whom wrong, the order of the tiles is right.
+        return False, f"the new order does not verify: {error.message}"
+    written = _written(program, stream, order)
+    block = program.body.block
+    for old_op in list(block.ops):
+        old_op.detach()
+        old_op.erase()
+    block.add_ops([from_instr(instr) for instr in reordered])
+    if written is not None:
+        program.attributes["written"] = written
+    program.attributes[MARK] = StringAttr(_digest(program.instructions(), measured, hardware))
+    moved = sum(1 for place, index in enumerate(order) if place != index)
+    times = f", {len(measured)} of them measured" if len(measured) else ""
+    return True, (
+        f"{moved} of {len(order)} instructions moved: {before} -> {after} cycles by the model"
+        f"{times}"
+    )
+
+
+def _runs(stream: Sequence[Dispatched]) -> list[tuple[int, int]]:
+    """Cut at the sequencer's instructions, which stay where they are."""
+    cuts = [0]
+    for index, item in enumerate(stream):
+        if item.engine == SEQ:
+            cuts += [index, index + 1]
+    cuts.append(len(stream))
+    return [(a, b) for a, b in pairwise(cuts) if a < b]
+
+
+def _schedule_run(
+    run: list[Dispatched], hardware: Hardware, measured: Constraints
+) -> tuple[list[int], int, int]:
+    """Return the best order known, and the model's cycles of the old and the new one."""
+    same = list(range(len(run)))
+    dependencies = find_dependencies(run, hardware)
+    pushing = sum(1 for item in run if item.name == "mac_conv" and item.fields["push"])
+    draining = sum(1 for item in run if item.name == "vec_drain")
+    cost = costs(run, hardware, measured.cycles if len(measured) else None)
+    old = estimate(run, hardware, dependencies, cost, same)
+    if not pushing == draining == len(dependencies.drains):
+        return same, old, old  # accumulators stay in the M registers across the run's ends
+    order = list_schedule(run, hardware, dependencies, cost)
+    new = estimate(run, hardware, dependencies, cost, order)
+    return (order, old, new) if new < old else (same, old, old)
+
+
+def _resynchronised(
+    instructions: Sequence[Instr],
+    stream: Sequence[Dispatched],
+    order: Sequence[int],
+    hardware: Hardware,
+) -> list[Instr]:
+    """Return the instructions in a new order with their semaphores."""
+    regions = [accesses(hardware, item.name, item.fields) for item in stream]
+    stores = [r for own in regions for r in own if r.write and not r.sram]
+    low = min((region.address for region in stores), default=0)
+    high = max((region.end for region in stores), default=0)
+
+    def region(item: Access) -> Region:
+        if item.sram:
+            return Region("sram", item.address, item.end)
+        if item.end <= low or item.address >= high:
+            return Region("const", item.address, item.end)
+        return Region("ddr", max(item.address, low) - low, min(item.end, high) - low)
+
+    touching: list[TouchingInstr] = []
+    for index in order:
+        instr = instructions[index]
+        fields = {k: v for k, v in instr.fields.items() if k not in ("wait", "signal")}
+        touching.append(
+            TouchingInstr(
+                instr.name,
+                # `channel` and `push` are asked for; defaults are left out of the IR again.
+                {**stream[index].fields, **fields, "wait": 0, "signal": 0},
+                instr.layer,
+                [region(item) for item in regions[index] if not item.write],
+                [region(item) for item in regions[index] if item.write],
+            )
+        )
+    synchronize(touching, hardware, high - low)
+    return [
+        Instr(
+            item.name,
+            {
+                **{k: v for k, v in instructions[index].fields.items()
+                   if k not in ("wait", "signal")},
+                "wait": item.fields["wait"], "signal": item.fields["signal"],
+            },
+            item.layer,
+        )
+        for index, item in zip(order, touching, strict=True)
+    ]  # fmt: skip
+
+
+def _written(
+    program: ProgramOp, stream: Sequence[Dispatched], order: Sequence[int]
+) -> DictionaryAttr | None:
+    """Return `written` for the new order: the last of the stores that complete each tensor."""
+    old = program.attributes.get("written")
+    if not isinstance(old, DictionaryAttr):
+        return None
+    place = {index: position for position, index in enumerate(order)}
+    stores = [index for index, item in enumerate(stream) if item.name == "dma_store"]
+    found: dict[str, Attribute] = {}
+    for name, value in old.data.items():
+        assert isinstance(value, IntegerAttr)
+        last = value.value.data
+        # Stores of the same layer, and those of others into the tensor (parts of a concatenation).
+        # Earlier tensors at the same bytes do no harm: their stores come before these.
+        low, high = _span(program, name, stream[last])
+        places = [
+            place[index]
+            for index in stores
+            if index <= last
+            and (
+                stream[index].layer == stream[last].layer
+                or low <= stream[index].fields["ddr"] < high
+            )
+        ]
+        found[name] = IntegerAttr(max(places, default=place[last]), i64)
+    return DictionaryAttr(found)
+
+
+def _span(program: ProgramOp, name: str, store: Dispatched) -> tuple[int, int]:
+    """Return the DDR addresses in which a tensor's elements start, a byte each at least."""
+    module = program.parent_op()
+    table = module.attributes.get("tensors") if module is not None else None
+    entry = table.data.get(name) if isinstance(table, DictionaryAttr) else None
+    if not isinstance(entry, DictionaryAttr):
+        return 0, 0
+    offset, shape = entry.data["offset"], entry.data["shape"]
+    assert isinstance(offset, IntegerAttr)
+    assert isinstance(shape, ArrayAttr)
+    size = prod(item.value.data for item in shape if isinstance(item, IntegerAttr))
+    base = next(
+        (
+            item.fields["value"]
+            for item in program.instructions()
+            if item.name == "set_reg" and item.fields.get("rd") == store.fields["ddr_r"]
+        ),
+        0,
+    )
+    return base + offset.value.data, base + offset.value.data + size
+
+
+def _digest(instructions: Sequence[Instr], measured: Constraints, hardware: Hardware) -> str:
+    stream = sequence(instructions, hardware.scalar_registers)
+    digest = hashlib.sha3_256()
+    for item in stream:
+        digest.update(repr((item.name, item.fields, measured.cycles(item))).encode())
+    return digest.hexdigest()[:16]
