@@ -102,7 +102,7 @@ module tw_sram import tw_pkg::*; (
       end
     end
     tw_bank memory (
-        .clk, .valid(chosen[b] != '0), .write, .address, .mask, .data(write_data),
+        .clk, .valid(chosen[b] != '0 && !rst), .write, .address, .mask, .data(write_data),
         .read_data(read_data[b]), .debug_address(offset_of(debug_address)), .debug_data(debug[b])
     );
   end

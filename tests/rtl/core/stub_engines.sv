@@ -7,6 +7,7 @@
 //   mac_conv             out_h words at `act`, out_w words at `wgt`, block_rows cycles
 //   vec_copy             n1 words at `src` (port A), n2 at `src` (port B), n3 at `dst` (write),
 //                        n0 cycles
+// A word read is printed (`R port data`) at the end of the cycle in which it is there.
 
 // Counts the accesses of one port.
 module stub_port (
@@ -71,8 +72,23 @@ module stub_state (
   end
 endmodule
 
+// Prints what an SRAM port reads.
+module stub_reader import tw_pkg::*; #(
+    parameter int unsigned PORT = 0
+) (
+    input logic          clk,
+    input logic          rst,
+    input logic          read,
+    input logic [WB-1:0] data
+);
+  logic read_q;
+  always_ff @(posedge clk) begin
+    read_q <= read;
+    if (read_q && !rst) $display("R %0d %h", PORT, data);
+  end
+endmodule
+
 /* verilator lint_off UNUSEDSIGNAL */
-/* verilator lint_off UNUSEDPARAM */
 module tw_dma import tw_pkg::*; #(
     parameter int unsigned CHANNEL = 0
 ) (
@@ -111,6 +127,9 @@ module tw_dma import tw_pkg::*; #(
   stub_port sram_port (
       .clk, .rst, .load(pop), .count(next.n2), .granted(sram_granted),
       .requesting(sram_request.valid), .finishes(sram_finishes), .index(sram_index)
+  );
+  stub_reader #(.PORT(5 + CHANNEL)) reader (
+      .clk, .rst, .read(sram_granted && !sram_request.write), .data(sram_data)
   );
   assign done_signals = now.signal_mask;
   assign ddr_request.write = now.opcode == OP_DMA_STORE;
@@ -175,6 +194,8 @@ module tw_mac import tw_pkg::*; (
     wgt_request.valid = wgt_valid;
     wgt_request.address = WORD_ADDRESS_BITS'(32'(now.wgt) / W) + WORD_ADDRESS_BITS'(wgt_index);
   end
+  stub_reader #(.PORT(0)) act_reader (.clk, .rst, .read(act_granted), .data(act_data));
+  stub_reader #(.PORT(1)) wgt_reader (.clk, .rst, .read(wgt_granted), .data(wgt_data));
   assign done_signals = now.signal_mask;
   assign half_full = '0;
   assign m_data = '0;
@@ -244,6 +265,8 @@ module tw_vec import tw_pkg::*; (
     w_request.mask = W'(1) << w_index[1:0];
     w_request.data = {W{8'(w_index)}};
   end
+  stub_reader #(.PORT(2)) a_reader (.clk, .rst, .read(a_granted), .data(a_data));
+  stub_reader #(.PORT(3)) b_reader (.clk, .rst, .read(b_granted), .data(b_data));
   assign done_signals = now.signal_mask;
   assign half_freed = '0;
   assign m_half = 1'b0;
@@ -251,4 +274,3 @@ module tw_vec import tw_pkg::*; (
   assign accumulator_stall = 1'b0;
 endmodule
 /* verilator lint_on UNUSEDSIGNAL */
-/* verilator lint_on UNUSEDPARAM */
