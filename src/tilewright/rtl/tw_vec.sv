@@ -1,0 +1,89 @@
+// tw_vec: the vector unit. Pops an instruction, and is busy with it until its last vector retires.
+// Implements "Vector unit" and "Engines: common" of docs/concepts/microarchitecture.md: a reader and
+// a writer side by side on a sequence of vectors, the lanes between them. Computes int8; fp16 is not
+// built.
+module tw_vec
+  import tw_pkg::*;
+(
+    input  logic                         clk,
+    input  logic                         rst,
+    input  logic [7:0]                   fault,
+    input  logic                         head_valid,
+    input  logic [511:0]                 head,
+    output logic                         pop,
+    output logic                         done,
+    output logic [31:0]                  done_signals,
+    output logic                         idle,
+    output sram_request_t                a_request,
+    input  logic                         a_granted,
+    input  logic [WB-1:0]                a_data,
+    output sram_request_t                b_request,
+    input  logic                         b_granted,
+    input  logic [WB-1:0]                b_data,
+    output sram_request_t                w_request,
+    input  logic                         w_granted,
+    input  logic [1:0]                   half_full,
+    output logic [1:0]                   half_freed,
+    output logic                         m_half,
+    output logic [$clog2(HALF_ROWS)-1:0] m_row,
+    input  logic [N*32-1:0]              m_data,
+    output logic                         accumulator_stall
+);
+  localparam int unsigned ADDRESS_BITS = WORD_ADDRESS_BITS + $clog2(W);
+  // The largest operand is a block of parameters or a table; B's are at most one element a lane.
+  localparam int unsigned BLOCK_BYTES = 9 * LANES > 256 ? 9 * LANES : 256;
+  localparam int unsigned COUNT_BITS = $clog2(BLOCK_BYTES + W);
+  localparam int unsigned A_BITS = $clog2((BLOCK_BYTES + W - 2) / W + 1);
+  localparam int unsigned B_BITS = $clog2((LANES + W - 2) / W + 1);
+  localparam int unsigned RESULT_BITS = $clog2(4 * LANES + 1);
+
+  logic run_q;
+  logic has_result_q;
+  logic [31:0] signals_q;
+  assign idle = !run_q;
+  assign pop = idle && head_valid;
+
+  logic window, reading, half_awaited;
+  logic a_take, b_take, item_done, item_first, complete;
+  logic [A_BITS-1:0] a_word;
+  logic [B_BITS-1:0] b_word;
+  logic [$clog2(W)-1:0] a_offset, b_offset;
+  logic [5:0] entry;
+  logic [6:0] v_register;
+  logic signed [31:0] weight;
+  logic [ADDRESS_BITS-1:0] result_address;
+  logic [RESULT_BITS-1:0] result_bytes;
+  logic push;
+  logic [LANES*32-1:0] result;
+  logic last_left, retire;
+
+  tw_vec_reader #(
+      .ADDRESS_BITS(ADDRESS_BITS), .COUNT_BITS(COUNT_BITS), .A_BITS(A_BITS), .B_BITS(B_BITS),
+      .RESULT_BITS(RESULT_BITS)
+  ) reader (.start(pop), .*);
+
+  tw_vec_lanes #(
+      .BLOCK_BYTES(BLOCK_BYTES), .A_BITS(A_BITS), .B_BITS(B_BITS)
+  ) lanes (.start(pop), .*);
+
+  tw_vec_writer #(
+      .ADDRESS_BITS(ADDRESS_BITS), .RESULT_BITS(RESULT_BITS)
+  ) writer (.start(pop), .has_result(has_result_q), .*);
+
+  assign done = run_q && retire && last_left && !reading;
+  assign done_signals = done ? signals_q : '0;
+  // The half is not full, and nothing else moved: no word was written.
+  assign accumulator_stall = half_awaited && !(w_request.valid && w_granted);
+
+  always_ff @(posedge clk) begin
+    if (rst) begin
+      run_q <= 1'b0;
+    end else if (pop) begin
+      run_q <= 1'b1;
+      has_result_q <= head[7:0] != OP_VEC_PARAM && head[7:0] != OP_VEC_TABLE;
+      signals_q <= head[71:40];
+    end else if (done) begin
+      run_q <= 1'b0;
+    end
+  end
+endmodule

@@ -1,0 +1,105 @@
+"""The RTL's vector unit: against the contract to the cycle, the simulator to the bit."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from itertools import zip_longest
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rtl.vec import bench, contract
+from tests.rtl.vec.programs import Scenario, random_scenario
+from tilewright.rtl.faults import FAULTS, Fault
+from tilewright.spec.hardware import Hardware, load_target
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("verilator") is None or shutil.which("g++") is None,
+    reason="needs Verilator and g++",
+)
+
+Bench = tuple[Hardware, Path]
+Build = Callable[[str], Bench]
+
+
+def _changed(name: str, base: str, **changes: object) -> Hardware:
+    content = load_target(base).model_dump() | changes | {"name": name}
+    return Hardware.model_validate(content)
+
+
+def _targets() -> dict[str, Hardware]:
+    return {
+        "tiny8": load_target("tiny8"),
+        # A word of four lanes, unused places of every memory, the shortest pipeline.
+        "away16": _changed(
+            "away16", "edge16", sram_word_bytes=4, vector_latency=1, vector_registers=17,
+            sram_size=3 * 8192, sram_banks=3,
+        ),
+        "even4": _changed(
+            "even4", "tiny8", mac_array_size=(4, 4), vector_lanes=4, rounding="half_even",
+            sram_word_bytes=16, vector_latency=2, quant_banks=3, quant_bank_entries=5,
+        ),
+        "cut8": _changed(
+            "cut8", "tiny8", rounding="truncate", sram_word_bytes=32, vector_latency=9,
+            vector_registers=128, matrix_registers=6, matrix_register_rows=5, quant_banks=2,
+        ),
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """Return a function that builds a target's bench once."""
+    built: dict[str, Bench] = {}
+    runtime = bench.build_runtime(tmp_path_factory.mktemp("runtime"))
+
+    def get(name: str) -> Bench:
+        if name not in built:
+            hardware = _targets()[name]
+            built[name] = hardware, bench.build(hardware, tmp_path_factory.mktemp(name), runtime)
+        return built[name]
+
+    return get
+
+
+def _difference(scenario: Scenario, seen: bench.Seen) -> str:
+    """Return the first difference in words; empty: none."""
+    expected = scenario.expected()
+    pops = 0
+    for want, got in zip_longest(expected, seen.events):
+        if want != got:
+            name = scenario.names[max(0, pops - 1)]
+            return f"instruction {pops - 1} ({name}): event {got}, not {want}"
+        pops += want is not None and want[1] == contract.POP
+    for number, (want, got) in enumerate(zip_longest(scenario.after, seen.after)):
+        if want is None or got is None:
+            return f"instruction {number}: one of two did not end"
+        if not np.array_equal(want, got):
+            place = int(np.flatnonzero(want != got)[0])
+            name = scenario.names[number]
+            return (
+                f"instruction {number} ({name}): byte 0x{place:x} is {got[place]}, "
+                f"not {want[place]}"
+            )
+    return ""
+
+
+@pytest.mark.parametrize("name", list(_targets()))
+@pytest.mark.parametrize("refusal", [0.0, 0.4])
+def test_random(build: Build, name: str, refusal: float) -> None:
+    hardware, program = build(name)
+    scenario = random_scenario(hardware, int(refusal * 10), 140, refusal)
+    assert _difference(scenario, bench.run(program, scenario)) == ""
+
+
+OWN_FAULTS = [fault for fault in FAULTS if fault.module == "tw_vec"]
+
+
+@pytest.mark.parametrize("fault", OWN_FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize("name", ["tiny8", "even4"])
+def test_faults_are_found(build: Build, name: str, fault: Fault) -> None:
+    hardware, program = build(name)
+    scenario = random_scenario(hardware, 1, 140, 0.2)
+    assert _difference(scenario, bench.run(program, scenario)) == ""
+    assert _difference(scenario, bench.run(program, scenario, fault=fault.number)) != ""
