@@ -111,9 +111,7 @@ class Core:
                     if len(self.queues[engine]) < self.hardware.queue_depth:
                         dispatched, next_pc = engine, pc + 1
                         appended = self._job(instr.name, fields)
-                elif instr.name == "loop" and len(self.loops) == 4:
-                    trap = True
-                elif instr.name == "end_loop" and not self.loops:
+                elif (instr.name, len(self.loops)) in (("loop", 4), ("end_loop", 0)):
                     trap = True
                 elif not any(zero[i] for i in _bits(fields["wait"])) and (
                     instr.name not in ("fence", "halt") or (all(idle) and not any(valid))
