@@ -55,7 +55,22 @@ module tw_mac_array
     end
     always_ff @(posedge clk) if (vector_full) sum_q <= sum;
   end else begin : g_loops
-    logic signed [7:0] weight_q[2][N][N];  // set, row, column; diagonal weights are in row 0
+    typedef logic [7:0] vector_t[N];
+    typedef logic signed [7:0] weights_t[N][N];
+    typedef logic signed [31:0] sums_t[N];
+    weights_t weight_q[2];  // row, column; diagonal weights are in row 0
+
+    // 32 bits a sum, and a function not expanded where it is called: Verilator makes loops of it
+    // that compilers turn into vector instructions. Synthesis drops the bits that are only signs.
+    function automatic sums_t column_sums(input weights_t weight, input vector_t activation);
+      // verilator no_inline_task
+      for (int unsigned c = 0; c < N; c++) column_sums[c] = '0;
+      for (int unsigned r = 0; r < N; r++) begin
+        for (int unsigned c = 0; c < N; c++) begin
+          column_sums[c] = column_sums[c] + 32'($signed(activation[r])) * 32'(weight[r][c]);
+        end
+      end
+    endfunction
 
     always_ff @(posedge clk) begin
       if (row_full) begin
@@ -69,26 +84,25 @@ module tw_mac_array
 
     always_ff @(posedge clk) begin
       if (vector_full) begin
-        logic signed [SUM_BITS-1:0] sum[N];
+        sums_t sum;
+        logic signed [SUM_BITS-1:0] next[N];
         if (diag) begin
           for (int unsigned c = 0; c < N; c++) begin
-            sum[c] = SUM_BITS'($signed(vector[c])) * SUM_BITS'(weight_q[set][0][c]);
-          end
-          if (weight_unsigned && weight_q[set][0][N-1][7]) begin
-            sum[N-1] = sum[N-1] + (SUM_BITS'($signed(vector[N-1])) <<< 8);
+            sum[c] = 32'($signed(vector[c])) * 32'(weight_q[set][0][c]);
           end
         end else begin
-          for (int unsigned c = 0; c < N; c++) sum[c] = '0;
+          sum = column_sums(weight_q[set], vector);
+        end
+        // The planted fault: a negative weight without its sign is 256 too large.
+        if (weight_unsigned) begin
           for (int unsigned r = 0; r < N; r++) begin
-            for (int unsigned c = 0; c < N; c++) begin
-              sum[c] = sum[c] + SUM_BITS'($signed(vector[r])) * SUM_BITS'(weight_q[set][r][c]);
-            end
-            if (weight_unsigned && weight_q[set][r][N-1][7]) begin
-              sum[N-1] = sum[N-1] + (SUM_BITS'($signed(vector[r])) <<< 8);
+            if (diag ? r == N - 1 && weight_q[set][0][N-1][7] : weight_q[set][r][N-1][7]) begin
+              sum[N-1] = sum[N-1] + (32'($signed(vector[r])) <<< 8);
             end
           end
         end
-        sum_q <= sum;
+        for (int unsigned c = 0; c < N; c++) next[c] = SUM_BITS'(sum[c]);
+        sum_q <= next;
       end
     end
   end
