@@ -94,7 +94,7 @@ def _transfer(b: Builder, load: bool) -> Fields:
         del dims["sram_s2"]
     span = n0 + sum((count - 1) * stride for count, stride in zip(counts, ddr, strict=True))
     place = b.ddr(span, unit)
-    if len(b.windows) > 1 and counts == [1, 1, 1] and pick.chance(0.3):
+    if len(b.windows) > 1 and counts == padded == [1, 1, 1] and pick.chance(0.3):
         place = _hop(b, f, unit, place)
     unused(b, "dma_load", f, dims)
     size = n0 + sum((count - 1) * stride for count, stride in zip(padded, sram, strict=True))
@@ -343,6 +343,10 @@ def copy(b: Builder) -> bool:
     return False
 
 
+_POOL_DIMS = {"kx_stride": "k_w", "ky_stride": "k_h", "src_sx": "out_w", "src_sy": "out_h",
+              "dst_sx": "out_w", "dst_sy": "out_h"}  # fmt: skip
+
+
 def pool(b: Builder) -> bool:
     """Add a `vec_pool`."""
     pick, lanes = b.pick, b.hardware.vector_lanes
@@ -364,8 +368,7 @@ def pool(b: Builder) -> bool:
         )  # fmt: skip
         f |= dict(zip(names, src, strict=True))
         size = n0 + sum((c - 1) * s for c, s in zip(counts, src, strict=True))
-        unused(b, "vec_pool", f, {"kx_stride": "k_w", "ky_stride": "k_h", "src_sx": "out_w",
-                                  "src_sy": "out_h", "dst_sx": "out_w", "dst_sy": "out_h"})  # fmt: skip
+        unused(b, "vec_pool", f, _POOL_DIMS)
         f |= b.address("src", b.sram(size, read=True))
         f |= b.address("dst", b.sram(n0 + (out_w - 1) * dst[0] + (out_h - 1) * dst[1]))
         if _result(b, "vec_pool", f):
@@ -607,7 +610,7 @@ def conv(
         for shape in shapes:
             f = _first(
                 lambda shape=shape: drain_fields(b, shape),
-                lambda f: b.fits("vec_drain", f) and not _meets(b, f, convs),
+                lambda f, convs=convs: b.fits("vec_drain", f) and not _meets(b, f, convs),
             )
             if f is not None:
                 drains.append(f)

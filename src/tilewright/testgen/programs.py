@@ -243,7 +243,7 @@ def disturb(b: Builder, conv: Fields) -> None:
         kind = pick.of("fill", "load", "copy", "store")
         dma: Fields = {"channel": pick.between(0, hw.dma_channels - 1), "n0": size, "sram": place}
         if kind == "fill":
-            b.add("dma_fill", dma | {"n1": pick.of(1, 3), "sram_s1": 0} | {"n1": 1})
+            b.add("dma_fill", dma)
         elif kind == "load":
             b.add("dma_load", dma | {"stream": 1, "ddr": b.ddr(size)})
         elif kind == "store":

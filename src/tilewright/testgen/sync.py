@@ -9,9 +9,10 @@ Loops have fixed masks, so what happens between iterations must be the same ever
 
 - *fenced* loops: a `fence` before the loop and one at the end of every body; any nesting;
 - *gated* loops: right before and behind the (nest of) loops every engine of the body has one
-  instruction, a gate (layers `GATE`, `GATE_END`). The gates before hold the engines back until what precedes the
-  loop is done and hand out the tokens that each iteration passes on to the next; the gates behind
-  collect them and stand for the whole loop. Engine instructions stand in the innermost body only.
+  instruction, a gate (layers `GATE`, `GATE_END`). The gates before hold the engines back until what
+  precedes the loop is done and hand out the tokens that each iteration passes on to the next; the
+  gates behind collect them and stand for the whole loop. Engine instructions stand in the innermost
+  body only.
 """
 
 from __future__ import annotations
