@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Make or refresh .venv. Usage: tools/setup.sh run|dev   (called by make, which keeps the stamps)
-#   run: what `make demo` and users need.   dev: that, the test tools and, unless TORCH=0, the CPU build of torch.
+#   run: what `make demo` and users need.   dev: that, the test tools, Verilator with a C++ compiler and,
+#   unless TORCH=0, the CPU build of torch.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=${1:?run or dev}
@@ -56,4 +57,15 @@ if .venv/bin/python -c 'import importlib.util, sys; sys.exit(importlib.util.find
   "${pip[@]}" install -e '.[dev,torch]'
 else
   "${pip[@]}" install -e '.[dev]'
+fi
+
+# What builds and runs the RTL. Where CI runs it must be there; elsewhere its tests are skipped.
+missing=()
+for tool in verilator g++ ccache; do
+  command -v "$tool" >/dev/null || missing+=("$tool")
+done
+if [ ! -e /usr/include/zlib.h ]; then missing+=(zlib1g-dev); fi # for traces in FST
+if [ ${#missing[@]} != 0 ] && ! apt_install "${missing[@]}"; then
+  say "without ${missing[*]} the RTL cannot be simulated; its tests are skipped"
+  [ -z "${CI:-}" ]
 fi

@@ -114,6 +114,10 @@ bool write_unit(Sim& s, uint64_t address) {
   return true;
 }
 
+#ifdef TW_TRACE
+void rising_edge(Sim& s) { s.trace->dump(s.cycle * 1000000 / s.core_mhz); }
+#endif
+
 int32_t step(Sim& s, uint64_t cycles, uint64_t quiet_limit) {
   Vtw_top& top = *s.top;
   alignas(8) uint8_t unit[TW_G < 8 ? 8 : TW_G] = {};
@@ -122,7 +126,7 @@ int32_t step(Sim& s, uint64_t cycles, uint64_t quiet_limit) {
     const bool traced = s.trace && s.cycle >= s.trace_from && s.cycle < s.trace_until;
     if (traced) {
       top.eval();
-      s.trace->dump(s.cycle * 1000000 / s.core_mhz);
+      rising_edge(s);
     }
 #endif
     // The falling edge moves no register; it settles what depends on the inputs of this cycle.
@@ -171,6 +175,10 @@ int32_t step(Sim& s, uint64_t cycles, uint64_t quiet_limit) {
     top.clk = 1;
     top.eval();
     ++s.cycle;
+#ifdef TW_TRACE
+    // A cycle is complete only with the edge that ends it.
+    if (traced && (finished || s.cycle == s.trace_until)) rising_edge(s);
+#endif
     if (finished) return kFinished;
     if (answered) std::memcpy(bytes_of(top.mem_read_data), unit, TW_G);
   }
