@@ -63,6 +63,9 @@ class CompileOptions:
     host (a check of the front half)."""
     activations: Literal["symmetric", "asymmetric"] = "symmetric"
     """`asymmetric`: values that cannot be negative use all 256 codes, zero point -128."""
+    timing: Path | None = None
+    """Measured times to schedule by: a waveform of the program that is compiled without them, or a
+    module with `tpu.timing_constraint`s."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -125,6 +128,7 @@ def build(
             method=options.method,
             limit=options.samples,
             activations=options.activations,
+            timing=options.timing,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
@@ -133,6 +137,8 @@ def build(
             asked["activations"] = options.activations
         if options.random_calibration:
             asked["calibration"] = "random"
+        if options.timing is not None:
+            asked["timing"] = readable(options.timing.name)
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(

@@ -131,6 +131,7 @@ def compile_model(
     activations: str = "symmetric",
     shapes: dict[str, tuple[int, ...]] | None = None,
     preprocessing: dict[str, Any] | None = None,
+    timing: Path | None = None,
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -148,6 +149,8 @@ def compile_model(
         activations: `symmetric`, or `asymmetric` (see the pass `quantize`).
         shapes: shapes of inputs with dynamic dimensions.
         preprocessing: recorded in the calibration table.
+        timing: measured times to schedule by: a waveform of the program that is compiled without
+            them, or a module with `tpu.timing_constraint`s.
         progress: see `Progress`.
 
     Raises:
@@ -202,6 +205,10 @@ def compile_model(
         progress(phase, share)
         start = time.perf_counter()
         run_phases(module, context, [phase], options={"quantize": f"activations={activations}"})
+        if level == "tpu" and timing is not None:
+            from tilewright.transforms.tpu.annotate_timing import schedule_by
+
+            schedule_by(timing, module, context)
         seconds[phase] = time.perf_counter() - start
         kept = module if level == "tpu" else module.clone()
         stages[level] = Stage(kept, context.weights.copy())

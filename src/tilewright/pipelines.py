@@ -38,7 +38,7 @@ PHASES: tuple[Phase, ...] = (
     Phase("quantise", "quant", ("quantize", "quant-verify-scales", "quant-partition")),
     Phase("linalg", "linalg", ("lower-quant-to-linalg",)),
     Phase("affine", "affine", ("tile-and-bufferize",)),
-    Phase("tpu", "tpu", ("lower-affine-to-tpu",)),
+    Phase("tpu", "tpu", ("lower-affine-to-tpu", "schedule-instructions")),
 )
 """Everything between import and encoding."""
 

@@ -67,6 +67,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--shape", action="append", default=[], metavar="NAME=1x3x224x224",
         help="shape of an input, or size of a symbolic dimension (N=1); may be repeated",
     )  # fmt: skip
+    parser.add_argument(
+        "--timing-constraints", type=Path, metavar="FILE",
+        help="schedule by measured times: a waveform (VCD, FST) of the program compiled without "
+        "this option, or a .mlir file with tpu.timing_constraint operations",
+    )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         "--dtype", choices=("int8", "fp16", "float32"), default="int8",
@@ -144,6 +149,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
         dtype=options.dtype,
         activations=options.activations,
+        timing=options.timing_constraints,
         keep_ir=levels,
     )
 
@@ -155,6 +161,7 @@ def run(options: argparse.Namespace) -> int:
     from tilewright.api import build, resolve_model
     from tilewright.cli.progress import Progress
     from tilewright.codegen.files import check_writable
+    from tilewright.diagnostics import TilewrightError
     from tilewright.spec.hardware import is_changed_copy, load_target
 
     target = load_target(options.target)
@@ -164,11 +171,13 @@ def run(options: argparse.Namespace) -> int:
             "of that name; give it a `name` of its own\n"
         )
     output = options.output or default_output(options.model, target)
-    read = (options.model, options.target, options.calibration_data)
+    read = (options.model, options.target, options.calibration_data, options.timing_constraints)
     check_writable(output, *read)
     if options.report:
         check_writable(options.report, *read, output)
     resolve_model(options.model)
+    if options.timing_constraints and not options.timing_constraints.is_file():
+        raise TilewrightError("E0701", f"there is no file `{options.timing_constraints}`")
     asked = compile_options(options, options.keep_ir)
     start = time.perf_counter()
     with Progress(options.quiet) as progress:

@@ -17,6 +17,22 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE.json", help="write a trace for ui.perfetto.dev"
     )
+    timing = parser.add_argument_group("timing report")
+    timing.add_argument(
+        "--timing-report", action="store_true",
+        help="the critical chain of instructions, the clock, and the time against a deadline",
+    )  # fmt: skip
+    timing.add_argument(
+        "--waveform", type=Path, metavar="FILE",
+        help="measured times of one program's run (VCD or FST) instead of simulated ones",
+    )  # fmt: skip
+    timing.add_argument("--program", default="", metavar="NAME", help="only this program")
+    timing.add_argument(
+        "--scope", default="", metavar="PATH", help="the chip's scope in the waveform (searched)"
+    )
+    timing.add_argument(
+        "--deadline-us", type=float, metavar="T", help="time allowed, in microseconds"
+    )
     parser.add_argument("--seed", type=int, default=0, help="functional: seed of the inputs")
 
 
@@ -32,9 +48,12 @@ def run(options: argparse.Namespace) -> int:
         if options.level != "cycle":
             raise UsageError("E0702", "--trace needs --level cycle")
         check_writable(options.trace, options.package)
+    _check_timing(options)
     package = load(options.package)
     if options.level == "functional":
         return _functional(options)
+    if options.timing_report:
+        return _timing(options)
 
     from tilewright.report.report import make_report
     from tilewright.report.text import layer_table, summary
@@ -59,6 +78,48 @@ def run(options: argparse.Namespace) -> int:
     if options.layers:
         print()
         print(layer_table(report, options.layers))
+    return 0
+
+
+def _check_timing(options: argparse.Namespace) -> None:
+    from tilewright.diagnostics import UsageError
+
+    given = [
+        name
+        for name in ("waveform", "program", "scope", "deadline_us")
+        if getattr(options, name) not in (None, "")
+    ]
+    if given and not options.timing_report:
+        flag = given[0].replace("_", "-")
+        raise UsageError("E0702", f"--{flag} needs --timing-report")
+    if options.timing_report and (options.level != "cycle" or options.trace or options.layers):
+        raise UsageError("E0702", "--timing-report goes without --level, --trace and --layers")
+    if options.scope and not options.waveform:
+        raise UsageError("E0702", "--scope needs --waveform")
+    deadline = options.deadline_us
+    if deadline is not None and not 0 < deadline < float("inf"):
+        raise UsageError("E0702", f"--deadline-us must be above 0, not {deadline}")
+
+
+def _timing(options: argparse.Namespace) -> int:
+    from tilewright.cli.output import print_json
+    from tilewright.cli.progress import Progress
+    from tilewright.runtime.runtime import load
+    from tilewright.waves.critical import timing_reports
+
+    with Progress(options.quiet) as progress:
+        progress("read" if options.waveform else "simulate")
+        reports = timing_reports(
+            load(options.package),
+            waveform=options.waveform,
+            program=options.program,
+            scope=options.scope,
+            deadline_us=options.deadline_us,
+        )
+    if options.json:
+        print_json([report.to_json() for report in reports])
+        return 0
+    print("\n".join(line for report in reports for line in report.lines()))
     return 0
 
 

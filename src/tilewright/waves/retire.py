@@ -123,8 +123,16 @@ def retired_of(sampled: Sampled, source: str) -> Retired:
                     raise wrong(cycle, bit, "ends an instruction that did not start")
                 end[running[bit]] = cycle + 1
                 running[bit] = -1
-    arrays = [np.array(values, np.int64) for values in (engine, issue, start, end)]
-    return Retired(source, sampled.scope, *arrays, sampled.cycles, sampled.clock_fs)
+    return Retired(
+        source,
+        sampled.scope,
+        np.array(engine, np.int64),
+        np.array(issue, np.int64),
+        np.array(start, np.int64),
+        np.array(end, np.int64),
+        sampled.cycles,
+        sampled.clock_fs,
+    )
 
 
 def mismatch(retired: Retired, stream: Sequence[Dispatched]) -> TilewrightError | None:

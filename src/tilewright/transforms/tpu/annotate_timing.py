@@ -9,6 +9,7 @@ Constraints of an earlier waveform are replaced where the new one has the same i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
@@ -138,3 +139,54 @@ def constraints_of(module: ModuleOp, hardware: Hardware) -> Constraints:
             if isinstance(op, TimingConstraintOp)
         ],
     )
+
+
+def schedule_by(source: Path, module: ModuleOp, context: CompileContext) -> None:
+    """Schedule a module's programs by measured times, in place.
+
+    Args:
+        source: a waveform of one of the programs as they are, or a module (`.mlir`) with
+            `tpu.timing_constraint`s of this or an earlier compile.
+        module: at the tpu level.
+        context: its context, with the target.
+
+    Raises:
+        TilewrightError: E0603 the waveform is of another program, or the module has no measured
+            times; E0701, E0703 the file cannot be read.
+    """
+    from tilewright.transforms.tpu.schedule_instructions import ScheduleInstructionsPass
+
+    if source.suffix == ".mlir":
+        _copy_constraints(source, module)
+    else:
+        try:
+            AnnotateTimingPass(waveform=str(source)).apply(context, module)
+        except TilewrightError as error:
+            if error.code == "E0603" and error.hint is None:
+                error.hint = (
+                    "the waveform must be of the program compiled without measured times; to use "
+                    "one of another compile, annotate that program and give the .mlir file"
+                )
+            raise
+    ScheduleInstructionsPass().apply(context, module)
+
+
+def _copy_constraints(source: Path, module: ModuleOp) -> None:
+    from tilewright.ir.io import new_context, parse_text
+
+    try:
+        text = source.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TilewrightError("E0701", f"`{source}` cannot be read", [str(error)]) from error
+    given = parse_text(text, new_context(), str(source))
+    given.verify()
+    found = [op for op in given.ops if isinstance(op, TimingConstraintOp)]
+    if not found:
+        raise TilewrightError(
+            "E0603",
+            f"`{source}` has no `tpu.timing_constraint`",
+            hint="`tpu-mlir-opt --annotate-timing=waveform=FILE` writes them",
+        )
+    for op in found:
+        op.detach()
+        module.body.block.add_op(op)

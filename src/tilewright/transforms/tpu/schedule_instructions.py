@@ -134,12 +134,11 @@ def _schedule_run(
     pushing = sum(1 for item in run if item.name == "mac_conv" and item.fields["push"])
     draining = sum(1 for item in run if item.name == "vec_drain")
     cost = costs(run, hardware, measured.cycles if len(measured) else None)
-    old = estimate(run, hardware, dependencies, cost, same)
     if not pushing == draining == len(dependencies.drains):
-        return same, old, old  # accumulators stay in the M registers across the run's ends
-    order = list_schedule(run, hardware, dependencies, cost)
-    new = estimate(run, hardware, dependencies, cost, order)
-    return (order, old, new) if new < old else (same, old, old)
+        # Accumulators stay in the M registers across the run's ends.
+        old = estimate(run, hardware, dependencies, cost, same)
+        return same, old, old
+    return list_schedule(run, hardware, dependencies, cost)
 
 
 def _resynchronised(
