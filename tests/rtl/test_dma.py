@@ -217,10 +217,21 @@ def test_extreme_fields(build: Callable[[str], Bench]) -> None:
         _job("dma_store", n0=1, n3=1 << 12, ddr_s3=1, ddr=(1 << 39) + 3, sram=5, stream=1),
         _job("dma_load", n0=1, n2=1 << 14, ddr=(1 << 39) + 3, sram=7, stream=1),
         _job("dma_store", n0=32768, ddr=1 << 39, sram=0),
+        _job("dma_store", n0=50, ddr=(7 << 32) - 20, sram=3, stream=1),
+        _job("dma_load", n0=50, ddr=(7 << 32) - 21, sram=3, stream=1),
         _job("dma_fill", n0=32768, sram=0, fill=0xFF),
     ]
     plan = bench.schedule(target[0], SCHEDULE_CYCLES, 4)
     assert _compare(target, jobs, plan, 4) is None
+
+
+def test_nothing_is_kept_between_instructions(build: Callable[[str], Bench]) -> None:
+    """The unit an instruction ends with is read again by the next."""
+    target = build("tiny8")
+    load = _job("dma_load", n0=3, ddr=bench.DDR_BASE + 1, sram=2, stream=1)
+    store = _job("dma_store", n0=3, ddr=bench.DDR_BASE + 1, stream=1)
+    plan = bench.schedule(target[0], SCHEDULE_CYCLES, None)
+    assert _compare(target, [load, load, store, store, load, load], plan, 6) is None
 
 
 FAULTY = {

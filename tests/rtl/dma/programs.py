@@ -120,7 +120,7 @@ class _Draw:
         """Return an offset, at times just before a multiple of 4 KiB."""
         offset = self.between(0, last)
         if self.chance(0.3):
-            offset = min(last, max(0, self.between(1, 7) * 4096 - self.pick(1, 5, 64, 90)))
+            offset = min(last, max(0, self.between(1, 15) * 4096 - self.pick(1, 5, 64, 90)))
         return offset // step * step
 
 
