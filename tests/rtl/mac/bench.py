@@ -113,14 +113,16 @@ def _parse(text: str, hardware: Hardware) -> list[Seen]:
             result.append(seen)
             seen = Seen()
         elif words[1] in ("full", "kept"):
-            assert "differs" not in words, line
-            rows = np.frombuffer(bytes.fromhex("".join(words[3:])), ">i4").astype(np.int32)
+            numbers = "".join(word for word in words[3:] if word != "differs")
+            rows = np.frombuffer(bytes.fromhex(numbers), ">i4").astype(np.int32)
             dump = int(words[2]), rows.reshape(-1, hardware.array_size)
             if words[1] == "full":
                 seen.full.append(dump)
                 seen.log.append(" ".join(words[:3]))
             else:
                 seen.kept.append(dump)
+            if "differs" in words:
+                seen.log.append(f"{words[0]} differs")
         else:
             seen.log.append(line)
     return result
@@ -138,43 +140,61 @@ def sources() -> list[Path]:
     return sorted(Path(str(resources.files("tilewright.rtl"))).glob("tw_mac*.sv"))
 
 
-def build(hardware: Hardware, folder: Path, *, faults: bool, pair: bool) -> Bench:
-    """Build the harness of a target in `folder`.
+@dataclass(frozen=True)
+class Builder:
+    """Builds harnesses; what all of them share, once."""
 
-    Args:
-        hardware: the target.
-        folder: where, made if there is none.
-        faults: whether planted faults are built.
-        pair: whether the form with a module for each element runs beside the fast one.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tw_pkg.sv").write_text(sv_package(hardware, faults=faults))
-    _call(
-        [
-            *("verilator", "--cc", "-O3", "-Wall", "--x-initial", "unique", "--x-assign", "unique"),
-            *("--unroll-count", "1024", "--unroll-stmts", "100000", f"-GPAIR={int(pair)}"),
-            *("--top-module", "mac_bench", "-Mdir", "model", HERE / "waivers.vlt", "tw_pkg.sv"),
-            *(*sources(), HERE / "mac_bench.sv"),
-        ],
-        folder,
-    )
-    root = subprocess.run(
-        ["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    include = Path(root) / "include"
-    program = folder / "mac_bench"
-    rows = (hardware.accumulator_rows - 1).bit_length()
-    sizes = {"W": hardware.sram_word_bytes, "N": hardware.array_size, "REGISTERS": 2 << rows}
-    _call(
-        [
-            *("g++", "-O1", "-std=c++17", "-Imodel", f"-I{include}", f"-I{include}/vltstd"),
-            *(f"-DTW_{name}={value}" for name, value in sizes.items()),
-            *(["-DTW_PAIR"] if pair else []),
-            *sorted((folder / "model").glob("*.cpp")),
-            include / "verilated.cpp",
-            include / "verilated_threads.cpp",
-            *(HARNESS, "-pthread", "-o", program),
-        ],
-        folder,
-    )
-    return Bench(hardware, program)
+    folder: Path
+
+    def _include(self) -> Path:
+        root = subprocess.run(
+            ["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        return Path(root) / "include"
+
+    def _runtime(self) -> list[Path]:
+        include = self._include()
+        objects: list[Path] = []
+        for source in ("verilated", "verilated_threads"):
+            target = self.folder / f"{source}.o"
+            if not target.exists():
+                command = ["g++", "-O1", "-std=c++17", f"-I{include}", f"-I{include}/vltstd"]
+                _call([*command, "-c", include / f"{source}.cpp", "-o", target], self.folder)
+            objects.append(target)
+        return objects
+
+    def build(self, hardware: Hardware, *, faults: bool, pair: bool) -> Bench:
+        """Build the harness of a target.
+
+        Args:
+            hardware: the target.
+            faults: whether planted faults are built.
+            pair: whether the form with a module for each element runs beside the fast one.
+        """
+        folder = self.folder / hardware.name
+        folder.mkdir()
+        (folder / "tw_pkg.sv").write_text(sv_package(hardware, faults=faults))
+        _call(
+            [
+                *("verilator", "--cc", "-O3", "-Wall", "--x-initial", "unique"),
+                *("--x-assign", "unique", "--unroll-count", "1024", "--unroll-stmts", "100000"),
+                *(f"-GPAIR={int(pair)}", "--top-module", "mac_bench", "-Mdir", "model"),
+                *(HERE / "waivers.vlt", "tw_pkg.sv", *sources(), HERE / "mac_bench.sv"),
+            ],
+            folder,
+        )
+        include = self._include()
+        program = folder / "mac_bench"
+        rows = (hardware.accumulator_rows - 1).bit_length()
+        sizes = {"W": hardware.sram_word_bytes, "N": hardware.array_size, "REGISTERS": 2 << rows}
+        _call(
+            [
+                *("g++", "-O1", "-std=c++17", "-Imodel", f"-I{include}", f"-I{include}/vltstd"),
+                *(f"-DTW_{name}={value}" for name, value in sizes.items()),
+                *(["-DTW_PAIR"] if pair else []),
+                *sorted((folder / "model").glob("*.cpp")),
+                *(HARNESS, *self._runtime(), "-pthread", "-o", program),
+            ],
+            folder,
+        )
+        return Bench(hardware, program)
