@@ -1,0 +1,340 @@
+"""`tpu-mlir-testgen`: random programs and models that stress a chip, compared level by level."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.tools.common import ToolParser, load_target, run_tool
+
+if TYPE_CHECKING:
+    from tilewright.cosim.driver import RtlSimulator
+    from tilewright.spec.hardware import Hardware
+    from tilewright.testgen.programs import Case
+    from tilewright.testgen.run import Finding, Outcome
+
+DESCRIPTION = """\
+Run seeded random programs on the functional simulator, the cycle simulator and the RTL, and
+compare memories and the times of all instructions.
+
+  tpu-mlir-testgen --target tiny8 --count 200 --profile mixed,dma --backends functional,cycle,rtl
+
+  tpu-mlir-testgen --target tiny8 --count 50 --test-stall-pattern=prime_k --backends cycle,rtl
+
+  tpu-mlir-testgen --models 20 --target edge16 --shrink --output failures/
+
+  tpu-mlir-testgen --run failures/mixed-17.tpuasm --backends functional,cycle,rtl
+
+  tpu-mlir-testgen --faults
+"""
+PATTERNS = ("prime_k",)
+
+
+def build_parser() -> ToolParser:
+    """Return the parser."""
+    parser = ToolParser("tpu-mlir-testgen", DESCRIPTION)
+    add = parser.add_argument
+    add("--target", metavar="TARGET", default="tiny8", help="chip: name or YAML file (tiny8)")
+    add("--count", type=int, metavar="N", help="programs a profile (default 50)")
+    add("--seed", type=int, metavar="N", default=1, help="first seed (default 1)")
+    add(
+        "--profile",
+        metavar="NAME,...",
+        default="mixed",
+        help="mixed, dma, mac, vector, control, contention, address, saturation, or all",
+    )
+    add(
+        "--test-stall-pattern",
+        metavar="PATTERN",
+        help="prime_k: convolutions with prime reductions while DMA and vector unit use their "
+        "banks; instead of a profile",
+    )
+    add("--models", type=int, metavar="N", default=0, help="random models instead of programs")
+    add(
+        "--backends",
+        metavar="NAME,...",
+        default="functional,cycle",
+        help="levels to compare: functional, cycle, rtl (default functional,cycle)",
+    )
+    add("--run", metavar="FILE", action="append", default=[], help="run a written test again")
+    add("--shrink", action="store_true", help="shrink failing programs")
+    add("--output", metavar="DIR", help="write failing programs there, as assembly")
+    add("--faults", action="store_true", help="plant each hardware fault in the RTL and look for "
+        "it with the standard suite")  # fmt: skip
+    add("--json", action="store_true", help="print a report as JSON")
+    return parser
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A test that failed."""
+
+    name: str
+    kind: str
+    message: str
+    command: str
+    file: str
+
+
+class _Note:
+    """Progress on standard error, not more than a line a few seconds."""
+
+    def __init__(self) -> None:
+        self.last = 0.0
+
+    def __call__(self, text: str, *, now: bool = False) -> None:
+        if now or time.monotonic() - self.last > 5:
+            self.last = time.monotonic()
+            print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Session:
+    options: Any
+    hardware: Hardware
+    backends: tuple[str, ...]
+    note: _Note
+    failures: list[Failure]
+    tests: int = 0
+    cycles: int = 0
+    instructions: int = 0
+
+    def simulator(self) -> RtlSimulator | None:
+        """Return the RTL of the target, if it is asked for."""
+        if "rtl" not in self.backends:
+            return None
+        from tilewright.cosim.driver import RtlSimulator
+
+        return RtlSimulator(self.hardware, progress=lambda text: self.note(text, now=True))
+
+    def add(self, outcome: Outcome) -> None:
+        """Count a test."""
+        self.tests += 1
+        self.cycles += outcome.cycles
+        self.instructions += outcome.instructions
+
+    def failed(self, name: str, finding: Finding, command: str, file: str = "") -> None:
+        """Report a failure: one line."""
+        self.failures.append(Failure(name, finding.kind, finding.message, command, file))
+        if not self.options.json:
+            print(f"{name}: {finding.kind}: {finding.message} | {command}", flush=True)
+
+
+def _cases(options: Any, hardware: Hardware) -> Iterator[tuple[Case, str]]:
+    """Yield programs with the command that makes each again."""
+    from tilewright.testgen.catalogue import suite_target
+    from tilewright.testgen.programs import ALL_PROFILES, PROFILES, from_text, generate
+
+    if options.run:
+        for name in options.run:
+            try:
+                text = Path(name).read_text("utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise TilewrightError("E0701", f"cannot read `{name}`", [str(error)]) from error
+
+            def target(wanted: str) -> Hardware:
+                return hardware if wanted == hardware.name else suite_target(wanted)
+
+            yield from_text(text, target), f"tpu-mlir-testgen --run {name}"
+        return
+    if options.test_stall_pattern:
+        if options.test_stall_pattern not in PATTERNS:
+            raise UsageError(
+                "E0702",
+                f"`--test-stall-pattern={options.test_stall_pattern}`: "
+                f"it must be {', '.join(PATTERNS)}",
+            )
+        profiles = [options.test_stall_pattern]
+        how = f"--test-stall-pattern={profiles[0]}"
+    else:
+        profiles = list(PROFILES) if options.profile == "all" else options.profile.split(",")
+        how = ""
+    for profile in profiles:
+        if profile not in ALL_PROFILES:
+            raise UsageError(
+                "E0702",
+                f"`--profile {profile}`: it must be all or among {', '.join(ALL_PROFILES)}",
+            )
+        for seed in range(options.seed, options.seed + _count(options)):
+            choice = how or f"--profile {profile}"
+            command = f"tpu-mlir-testgen --target {options.target} {choice} --seed {seed} --count 1"
+            yield generate(hardware, profile, seed), command
+
+
+def _count(options: Any) -> int:
+    return 50 if options.count is None else options.count
+
+
+def _programs(session: _Session) -> None:
+    from tilewright.testgen.run import run_case
+
+    options = session.options
+    simulators: dict[str, RtlSimulator | None] = {}
+    backends = ",".join(session.backends)
+    for case, command in _cases(options, session.hardware):
+        if case.hardware.name not in simulators:
+            session.hardware = case.hardware
+            simulators[case.hardware.name] = session.simulator()
+        rtl = simulators[case.hardware.name]
+        outcome = run_case(case, session.backends, rtl)
+        session.add(outcome)
+        session.note(f"{case.name}: {session.tests} programs, {len(session.failures)} failures")
+        if not outcome.findings:
+            continue
+        finding, file = outcome.findings[0], ""
+        if options.shrink:
+            case, finding = _shrunk(session, case, finding, rtl)
+        if options.output:
+            file = str(_write(Path(options.output), case, finding))
+        session.failed(case.name, finding, f"{command} --backends {backends}", file)
+
+
+def _shrunk(
+    session: _Session, case: Case, finding: Finding, rtl: RtlSimulator | None
+) -> tuple[Case, Finding]:
+    from tilewright.testgen.run import run_case
+    from tilewright.testgen.shrink import shrink
+
+    session.note(f"{case.name}: shrink", now=True)
+    # Random orders are slow and only needed when they are what fails.
+    backends = [
+        name for name in session.backends if finding.kind == "order" or name != "functional"
+    ]
+    last = finding
+
+    def fails(candidate: Case) -> bool:
+        nonlocal last
+        for found in run_case(candidate, backends, rtl).findings:
+            if found.signature == finding.signature:
+                last = found
+                return True
+        return False
+
+    small = shrink(case, fails)
+    for found in run_case(small, backends, rtl).findings:
+        if found.signature == finding.signature:
+            last = found
+    return small, last
+
+
+def _write(folder: Path, case: Case, finding: Finding) -> Path:
+    from tilewright.ir.io import write_atomically
+    from tilewright.testgen.programs import to_text
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise TilewrightError("E0701", f"cannot write `{folder}`", [str(error)]) from error
+    path = folder / f"{case.hardware.name}-{case.name}.tpuasm"
+    text = to_text(case, f"{finding.kind}: {finding.message}")
+    write_atomically(path, text.encode())
+    return path
+
+
+def _models(session: _Session) -> None:
+    from tilewright.testgen.models import run_model
+
+    options = session.options
+    rtl = session.simulator()
+    for seed in range(options.seed, options.seed + options.models):
+        outcome = run_model(session.hardware, seed, session.backends, rtl)
+        session.add(outcome)
+        session.note(f"model {seed}: {len(session.failures)} failures")
+        for finding in outcome.findings[:1]:
+            backends = ",".join(session.backends)
+            command = (
+                f"tpu-mlir-testgen --target {options.target} --models 1 --seed {seed} "
+                f"--backends {backends}"
+            )
+            session.failed(f"model-{seed}", finding, command)
+
+
+def _faults(options: Any, note: Callable[[str], None]) -> int:
+    from tilewright.testgen.catalogue import run_catalogue
+
+    rows: list[dict[str, Any]] = []
+    good = True
+    for verdict in run_catalogue(progress=note):
+        good &= verdict.good
+        fault, finding = verdict.fault, verdict.finding
+        row: dict[str, Any] = {
+            "fault": fault.number if fault else 0,
+            "name": fault.name if fault else "none",
+            "module": fault.module if fault else "",
+            "good": verdict.good,
+            "test": verdict.test,
+            "tests": verdict.tests,
+            "how": finding.kind if finding else "",
+            "message": finding.message if finding else "",
+        }
+        rows.append(row)
+        if not options.json:
+            state = "ok" if verdict.good else "NOT CAUGHT" if fault else "FALSE ALARM"
+            where = f"{verdict.test} (test {verdict.tests}): " if finding else ""
+            text = f"{row['how']}: {row['message']}" if finding else f"{verdict.tests} tests pass"
+            print(f"{row['fault']:2} {row['name']:16} {state:11} {where}{text}", flush=True)
+    if options.json:
+        print(json.dumps({"good": good, "faults": rows}, indent=1))
+    return 0 if good else 1
+
+
+def _backends(text: str) -> tuple[str, ...]:
+    from tilewright.testgen.run import BACKENDS
+
+    names = tuple(text.split(","))
+    for name in names:
+        if name not in BACKENDS:
+            raise UsageError(
+                "E0702", f"`--backends {text}`: `{name}` must be one of {', '.join(BACKENDS)}"
+            )
+    return names
+
+
+def run(argv: list[str]) -> int:
+    """Do what the arguments say; see `main`."""
+    options = build_parser().parse(argv)
+    note = _Note()
+    for name in ("count", "models", "seed"):
+        value = getattr(options, name)
+        if value is not None and value < 0:
+            raise UsageError("E0702", f"`--{name} {value}`: it must be 0 or more")
+    if options.faults:
+        return _faults(options, lambda text: note(text, now=True))
+    session = _Session(options, load_target(options.target), _backends(options.backends), note, [])
+    began = time.monotonic()
+    if options.models:
+        _models(session)
+    if not options.models or options.count is not None or options.run:
+        _programs(session)
+    report = {
+        "target": options.target,
+        "backends": session.backends,
+        "tests": session.tests,
+        "cycles": session.cycles,
+        "instructions": session.instructions,
+        "seconds": round(time.monotonic() - began, 1),
+        "failures": [asdict(failure) for failure in session.failures],
+    }
+    if options.json:
+        print(json.dumps(report, indent=1))
+    note(
+        f"{session.tests} tests, {session.instructions} instructions, {session.cycles} cycles, "
+        f"{len(session.failures)} failures, {report['seconds']} s",
+        now=True,
+    )
+    return 1 if session.failures else 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    return run_tool(run, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
