@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.random_targets import random_target
 from tests.rtl.vec import bench, contract
-from tests.rtl.vec.programs import Scenario, random_scenario
+from tests.rtl.vec.programs import Builder, Scenario, random_scenario
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.spec.hardware import Hardware, load_target
 
@@ -93,13 +94,64 @@ def test_random(build: Build, name: str, refusal: float) -> None:
     assert _difference(scenario, bench.run(program, scenario)) == ""
 
 
+@pytest.mark.parametrize("name", list(_targets()))
+def test_extremes(build: Build, name: str) -> None:
+    """Sums of -2^31, wrapping biases, shifts of 0 and 62, the largest multiplier, ties, limits."""
+    hardware, program = build(name)
+    builder = Builder(hardware, 3, 0.0)
+    builder.fill()
+    low, high = -(1 << 31), (1 << 31) - 1
+    zero_points = ((0, -128, 127), (-256, -128, 127), (255, -128, 127), (0, 5, 5))
+    for multiplier, shift in (
+        (high, 62), (high, 61), (high, 31), (high, 0), (1, 62), (1, 0), (1, 1), (3, 2), (1, 5),
+        (1 << 30, 62), (1 << 30, 55), (1 << 30, 30), (0, 62), (1, 31), (1, 32), (1, 33), (2, 32),
+    ):  # fmt: skip
+        half = 1 << max(shift - 1, 0) if shift < 31 else 1
+        values = [low, high, low + 1, high - 1, 0, 1, -1, 3, -3, half, -half, 3 * half, -3 * half]
+        values += [half + 1, half - 1, -half + 1, -half - 1]
+        for bias in (0, low, high, -1):
+            builder.entry(1, 2, bias, multiplier, shift)
+            zero, lowest, highest = zero_points[builder.below(4)]
+            f = {"param": 1, "v": 2, "zp": zero, "lo": lowest, "hi": highest}
+            builder.drain_of(values, **f)
+        builder.drain_of(values, v=2, raw=1)
+        for bias, bias_shift in ((0, 0), (-512, 52), (511, 52), (1, 61)):
+            scaled = {"bias": bias, "bias_shift": bias_shift, "param": 1, "requantise": 1}
+            if max(255 * multiplier, 1) + (abs(bias) << bias_shift) + (1 << shift) < 1 << 63:
+                builder.every_code(za=builder.code(), **scaled)
+    builder.draw("table")
+    table = builder.v_table()
+    assert builder.add("vec_table", builder.table() | {"v": table})
+    builder.every_code(use_table=1, v_table=table)
+    scenario = builder.scenario
+    assert _difference(scenario, bench.run(program, scenario)) == ""
+
+
 OWN_FAULTS = [fault for fault in FAULTS if fault.module == "tw_vec"]
 
 
 @pytest.mark.parametrize("fault", OWN_FAULTS, ids=lambda fault: fault.name)
-@pytest.mark.parametrize("name", ["tiny8", "even4"])
+@pytest.mark.parametrize("name", list(_targets()))
 def test_faults_are_found(build: Build, name: str, fault: Fault) -> None:
     hardware, program = build(name)
-    scenario = random_scenario(hardware, 1, 140, 0.2)
+    scenario = random_scenario(hardware, 1, 210, 0.2)
     assert _difference(scenario, bench.run(program, scenario)) == ""
     assert _difference(scenario, bench.run(program, scenario, fault=fault.number)) != ""
+
+
+@pytest.mark.parametrize("name", [*_targets(), "tpu_v2"])
+def test_no_warning_without_faults(name: str, tmp_path: Path) -> None:
+    hardware = _targets().get(name) or load_target(name)
+    sources = bench.write_package(hardware, tmp_path, faults=False)
+    options = ("verilator", "--lint-only", "-Wall", "--top-module", "tw_vec")
+    bench.call([*options, bench.HERE / "waivers.vlt", *sources], tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
+def test_random_chips(seed: int, tmp_path: Path) -> None:
+    hardware = random_target(seed)
+    program = bench.build(hardware, tmp_path, bench.build_runtime(tmp_path))
+    for refusal in (0.0, 0.3, 0.8):
+        scenario = random_scenario(hardware, seed, 210, refusal)
+        assert _difference(scenario, bench.run(program, scenario)) == ""

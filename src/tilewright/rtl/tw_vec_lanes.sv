@@ -39,11 +39,12 @@ module tw_vec_lanes
   localparam int unsigned ENTRY_BITS = $clog2(ENTRIES);
   localparam int unsigned V_BITS = $clog2(V_REGISTERS);
   localparam int unsigned TABLE_REGISTERS = (256 + 4 * LANES - 1) / (4 * LANES);
+  localparam int unsigned TABLE_BITS = TABLE_REGISTERS * LANES * 32;
   localparam int unsigned BLOCK_WORDS = (BLOCK_BYTES + W - 2) / W + 1;
   localparam int unsigned LANE_WORDS = (LANES + W - 2) / W + 1;
   localparam bit COLLECTED = VECTOR_LATENCY >= 2;
   localparam bit SUM_REGISTER = VECTOR_LATENCY >= 3;
-  localparam int unsigned NEIGHBOUR_BITS = 42;  // four of (8 bit - 8 bit) * 16 bit * 16 bit
+  localparam int unsigned FACTOR_BITS = 42;  // largest: four of (8 bit - 8 bit) * 16 bit * 16 bit
 
   wire f_param_alias = FAULTS_BUILT && fault == FAULT_PARAM_ALIAS;
   wire f_round_ties = FAULTS_BUILT && fault == FAULT_ROUND_TIES;
@@ -219,24 +220,17 @@ module tw_vec_lanes
   logic [LANES*6-1:0] shifts_q[ENTRIES];
 
   // Parameters and tables: a block goes to its registers as a whole.
-  logic [BLOCK_BYTES*8-1:0] block;
-  /* verilator lint_off LATCH */  // variables of a block are no latches
-  always_comb begin
-    block = '0;
+  always_ff @(posedge clk) begin
     if (compute && (is_param || is_table)) begin
       automatic logic [BLOCK_WORDS*WB-1:0] words;
+      automatic logic [BLOCK_BYTES*8-1:0] block;
       for (int unsigned i = 0; i < BLOCK_WORDS; i++) begin
         words[i*WB+:WB] = !COLLECTED && a_arrives_q && a_word_q == A_BITS'(i) ?
             a_data : a_words_q[i];
       end
       block = words[32'(item.a_offset)*8+:BLOCK_BYTES*8];
-    end
-  end
-  /* verilator lint_on LATCH */
-  always_ff @(posedge clk) begin
-    if (compute && is_param) begin
-      v_q[V_BITS'(item.v_register)] <= block[0+:LANES*32];
-      if (!bias_only_q) begin
+      if (is_param) v_q[V_BITS'(item.v_register)] <= block[0+:LANES*32];
+      if (is_param && !bias_only_q) begin
         automatic logic [LANES*31-1:0] multipliers;
         automatic logic [LANES*6-1:0] shifts;
         for (int unsigned i = 0; i < LANES; i++) begin
@@ -246,33 +240,34 @@ module tw_vec_lanes
         multipliers_q[place(item.entry, f_param_alias)] <= multipliers;
         shifts_q[place(item.entry, f_param_alias)] <= shifts;
       end
-    end
-    if (compute && is_table) begin
-      for (int unsigned i = 0; i < TABLE_REGISTERS; i++) begin
-        v_q[V_BITS'(item.v_register)+V_BITS'(i)] <= (LANES * 32)'(block[2047:0] >> (i * LANES * 32));
+      if (is_table) begin
+        automatic logic [TABLE_BITS-1:0] entries;
+        entries = TABLE_BITS'(block[2047:0]);
+        for (int unsigned i = 0; i < TABLE_REGISTERS; i++)
+          v_q[V_BITS'(item.v_register)+V_BITS'(i)] <= entries[i*LANES*32+:LANES*32];
       end
     end
   end
 
-  // The sum before the shift; of results that are codes (or raw) already: these.
+  // The sum before the shift: an addend and a factor times the multiplier. Of results that are
+  // codes or raw already: the addend alone.
   logic [LANES-1:0][63:0] sum;
-  logic [LANES-1:0][7:0] peak;                      // pool: largest so far
+  logic [LANES-1:0][7:0] peak;                   // pool: largest so far
   logic [LANES-1:0][7:0] peak_q;
-  logic [LANES-1:0][NEIGHBOUR_BITS-1:0] around;     // resize: sum of neighbours so far
-  logic [LANES-1:0][NEIGHBOUR_BITS-1:0] around_q;
+  logic [LANES-1:0][FACTOR_BITS-1:0] around;     // resize: sum of neighbours so far
+  logic [LANES-1:0][FACTOR_BITS-1:0] around_q;
   /* verilator lint_off LATCH */  // variables of a block are no latches
   always_comb begin
-    sum = '0;
+    for (int unsigned i = 0; i < LANES; i++) sum[i] = '0;
+    for (int unsigned i = 0; i < LANES; i++) around[i] = '0;
     peak = '0;
-    around = '0;
     if (compute && !is_param && !is_table) begin
       automatic logic [LANE_WORDS*WB-1:0] a_flat;
       automatic logic [LANE_WORDS*WB-1:0] b_flat;
       automatic logic [LANES-1:0][7:0] a;
       automatic logic [LANES-1:0][7:0] b;
       automatic logic [LANES-1:0][30:0] multipliers;
-      automatic logic signed [63:0] first;
-      automatic logic signed [63:0] second;
+      automatic logic [LANES-1:0][63:0] factors;  // of FACTOR_BITS, sign-extended
       for (int unsigned i = 0; i < LANE_WORDS; i++) begin
         a_flat[i*WB+:WB] = !COLLECTED && a_arrives_q && a_word_q == A_BITS'(i) ?
             a_data : a_words_q[i];
@@ -282,8 +277,6 @@ module tw_vec_lanes
       a = a_flat[32'(item.a_offset)*8+:LANES*8];
       b = b_flat[32'(item.b_offset)*8+:LANES*8];
       multipliers = multipliers_q[place(item.entry, f_param_alias)];
-      first = signed'({33'b0, multipliers[0]});
-      second = signed'({33'b0, multipliers[1]});
       case (opcode_q)
         OP_VEC_DRAIN: begin
           automatic logic [LANES-1:0][31:0] biases;
@@ -291,20 +284,24 @@ module tw_vec_lanes
           for (int unsigned i = 0; i < LANES; i++) begin
             automatic logic signed [31:0] total;
             total = signed'(m_q[i*32+:32]) + signed'(biases[i]);
-            sum[i] = raw_q ? 64'(total) : 64'(total) * signed'({33'b0, multipliers[i]});
+            factors[i] = 64'(total);
+            if (raw_q) sum[i] = 64'(total);
           end
         end
         OP_VEC_ELTWISE: begin
+          automatic logic signed [31:0] second;
+          second = signed'({1'b0, multipliers[1]});
+          if (op_q == 3'd1) second = -second;
           if (scalar_q) b = {LANES{b[0]}};
           for (int unsigned i = 0; i < LANES; i++) begin
-            automatic logic signed [63:0] x;
-            automatic logic signed [63:0] y;
-            x = 64'(signed'(a[i])) - 64'(za_q);
-            y = 64'(signed'(b[i])) - 64'(zb_q);
+            automatic logic signed [8:0] x;
+            automatic logic signed [8:0] y;
+            x = 9'(signed'(a[i])) - 9'(za_q);
+            y = 9'(signed'(b[i])) - 9'(zb_q);
+            factors[i] = op_q == 3'd2 ? 64'(x) * 64'(y) : 64'(x);
             case (op_q)
-              3'd0: sum[i] = x * first + y * second + bias_q;
-              3'd1: sum[i] = x * first - y * second + bias_q;
-              3'd2: sum[i] = x * y * first + bias_q;
+              3'd0, 3'd1: sum[i] = 64'(y) * 64'(second) + bias_q;
+              3'd2: sum[i] = bias_q;
               3'd3: sum[i] = signed'(a[i]) > signed'(b[i]) ? 64'(a[i]) : 64'(b[i]);
               default: sum[i] = signed'(a[i]) < signed'(b[i]) ? 64'(a[i]) : 64'(b[i]);
             endcase
@@ -312,24 +309,33 @@ module tw_vec_lanes
         end
         OP_VEC_COPY:
         for (int unsigned i = 0; i < LANES; i++) begin
-          if (as_is_q) sum[i] = 64'(a[i]);
-          else sum[i] = (64'(signed'(a[i])) - 64'(za_q)) * first + bias_q;
+          factors[i] = 64'(signed'(a[i])) - 64'(za_q);
+          sum[i] = as_is_q ? 64'(a[i]) : bias_q;
         end
         OP_VEC_POOL:
         for (int unsigned i = 0; i < LANES; i++) begin
           peak[i] = item.first || signed'(a[i]) > signed'(peak_q[i]) ? a[i] : peak_q[i];
-          sum[i]  = 64'(peak[i]);
+          factors[i] = '0;
+          sum[i] = 64'(peak[i]);
         end
         default:  // resize
         for (int unsigned i = 0; i < LANES; i++) begin
-          automatic logic signed [NEIGHBOUR_BITS-1:0] x;
-          x = NEIGHBOUR_BITS'(signed'(a[i])) - NEIGHBOUR_BITS'(za_q);
-          x = x * NEIGHBOUR_BITS'(signed'(item.weight));
-          if (!item.first) x = x + signed'(around_q[i]);
-          around[i] = x;
-          if (item.last) sum[i] = 64'(x) * first + bias_q;
+          automatic logic signed [8:0] x;
+          automatic logic signed [FACTOR_BITS-1:0] near;
+          x = 9'(signed'(a[i])) - 9'(za_q);
+          near = FACTOR_BITS'(x) * FACTOR_BITS'(signed'(item.weight));
+          if (!item.first) near = near + signed'(around_q[i]);
+          around[i] = near;
+          factors[i] = 64'(near);
+          sum[i] = bias_q;
         end
       endcase
+      if (item.last && !as_is_q && !raw_q) begin
+        if (!is_drain) multipliers = {LANES{multipliers[0]}};
+        for (int unsigned i = 0; i < LANES; i++)
+          sum[i] = signed'(sum[i]) +
+              64'(signed'(factors[i][FACTOR_BITS-1:0])) * signed'({33'b0, multipliers[i]});
+      end
     end
   end
   /* verilator lint_on LATCH */
@@ -380,7 +386,7 @@ module tw_vec_lanes
           codes[i] = rescale(signed'(shift_sum[i]), shifts[i], zp_q, low_q, high_q, f_round_ties);
       end
       if (use_table_q) begin
-        automatic logic [TABLE_REGISTERS*LANES*32-1:0] entries;
+        automatic logic [TABLE_BITS-1:0] entries;
         for (int unsigned i = 0; i < TABLE_REGISTERS; i++)
           entries[i*LANES*32+:LANES*32] = v_q[v_table_q+V_BITS'(i)];
         for (int unsigned i = 0; i < LANES; i++) begin

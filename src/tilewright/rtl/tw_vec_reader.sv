@@ -48,6 +48,7 @@ module tw_vec_reader
     output logic [RESULT_BITS-1:0]        result_bytes
 );
   localparam int unsigned WORD_BITS = $clog2(W);
+  localparam int unsigned COLUMN_BITS = $clog2(N);
   localparam int unsigned ENTRY_WORDS = (8 + W - 2) / W + 1;  // touched by 8 bytes, at most
 
   wire f_drain_early = FAULTS_BUILT && fault == FAULT_DRAIN_EARLY;
@@ -193,8 +194,8 @@ module tw_vec_reader
   logic [3:0][ADDRESS_BITS-1:0] a_step_q;
   logic [2:0][ADDRESS_BITS-1:0] b_step_q;
   logic [3:0][ADDRESS_BITS-1:0] d_step_q;
-  logic [7:0] cols_q;
-  logic [7:0] cols_last_q;
+  logic [COLUMN_BITS-1:0] cols_q;
+  logic [COLUMN_BITS-1:0] cols_last_q;
   logic [11:0] block_rows_q;
   logic [7:0] window_rows_q;
   logic [7:0] window_cols_q;
@@ -327,7 +328,8 @@ module tw_vec_reader
   always_comb begin
     result_bytes = RESULT_BITS'(elements);
     if (is_drain) begin
-      result_bytes = RESULT_BITS'(left2_q == '0 ? cols_last_q : cols_q) + 1'b1;
+      result_bytes = left2_q == '0 ? RESULT_BITS'(cols_last_q) : RESULT_BITS'(cols_q);
+      result_bytes = result_bytes + 1'b1;
       if (raw_q) result_bytes = result_bytes << 2;
     end
   end
@@ -338,7 +340,7 @@ module tw_vec_reader
   logic entry_row_q;
   logic [WORD_BITS-1:0] entry_offset_q;
   logic [COUNT_BITS-1:0] entry_word_q;
-  logic [WB-1:0] entry_words_q[ENTRY_WORDS-1];
+  logic [ENTRY_WORDS-2:0][WB-1:0] entry_words_q;
   logic [63:0] arrived;
   /* verilator lint_off LATCH */  // variables of a block are no latches
   always_comb begin
@@ -408,8 +410,8 @@ module tw_vec_reader
       a_q <= {4{a_start}};
       b_q <= {3{b_start}};
       d_q <= {4{d_start}};
-      cols_q <= of_drain.cols;
-      cols_last_q <= of_drain.cols_last;
+      cols_q <= COLUMN_BITS'(of_drain.cols);
+      cols_last_q <= COLUMN_BITS'(of_drain.cols_last);
       block_rows_q <= of_drain.block_rows;
       block_left_q <= of_drain.block_rows;
       half_q <= of_drain.m_half;

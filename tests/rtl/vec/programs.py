@@ -112,12 +112,15 @@ class Builder:
         registers = self.hardware.vector_registers
         per_bank = self.hardware.quant_bank_entries
         for first in range(0, self.entries, per_bank):
-            for start in range(first, first + per_bank, 4):
-                count = min(4, first + per_bank - start, registers)
+            start = first
+            while start < first + per_bank:
+                fits = self.hardware.sram_size // (9 * self.hardware.vector_lanes)
+                count = min(4, first + per_bank - start, registers, fits)
                 v = self.below(registers - count + 1)
                 self.param({"param": start, "count": count, "v": v, "bias_only": 0})
-        for v in range(0, registers, 8):
-            self.param({"v": v, "count": min(8, registers - v), "bias_only": 1, "param": 0})
+                start += count
+        for v in range(registers):
+            self.param({"v": v, "count": 1, "bias_only": 1, "param": 0})
         self.add("vec_table", self.table())
 
     def draw(self, kind: str) -> None:
@@ -230,16 +233,34 @@ class Builder:
         lanes = self.hardware.vector_lanes
         return self.pick(1, 2, lanes - 1, lanes, lanes + 1, 2 * lanes, 1 + self.below(3 * lanes))
 
-    def scale(self) -> Fields:
-        """Return the fields of a requantisation."""
+    def scale(self, ideal: int) -> Fields:
+        """Return the fields of a requantisation.
+
+        Args:
+            ideal: bits a value should lose, for results that are mostly within the limits; every
+                third has any entry, bias and zero point.
+        """
         lo = self.pick(-128, -127, 0, self.below(256) - 128)
-        hi = max(lo, self.pick(127, 127, self.below(256) - 128))
-        return {
-            "param": self.below(self.entries),
-            "bias": self.pick(0, 0, -512, 511, self.below(1024) - 512),
-            "bias_shift": self.pick(0, 1, self.below(16), self.below(54), self.below(64)),
-            "za": self.code(), "zb": self.code(),
-            "zp": self.pick(0, 0, -256, 255, self.below(512) - 256), "lo": lo, "hi": hi,
+        f = {
+            "za": self.code(), "zb": self.code(), "lo": lo,
+            "hi": max(lo, self.pick(127, 127, self.below(256) - 128)),
+        }  # fmt: skip
+        if self.below(3) == 0:
+            return f | {
+                "param": self.below(self.entries),
+                "bias": self.pick(0, -512, 511, self.below(1024) - 512),
+                "bias_shift": self.pick(0, 1, self.below(16), self.below(54), self.below(64)),
+                "zp": self.pick(-256, 255, self.below(512) - 256),
+            }  # fmt: skip
+        lost = self.state.shift[:, 0] - np.log2(np.maximum(self.state.multiplier[:, 0], 1))
+        near = np.argsort(np.abs(lost - ideal))[:4]
+        entry = int(near[self.below(len(near))])
+        shift = int(self.state.shift[entry, 0])
+        return f | {
+            "param": entry,
+            "bias": self.pick(0, 1, -1, self.below(200) - 100),
+            "bias_shift": max(0, shift - self.pick(0, 1, 2, 5)),
+            "zp": self.pick(0, 0, 3, -128, self.below(100) - 50),
         }  # fmt: skip
 
     def code(self) -> int:
@@ -252,13 +273,13 @@ class Builder:
     # Instructions.
 
     def param_fields(self, f: Fields) -> Fields:
-        """Put blocks into memory; return the fields with their address."""
+        """Put random blocks into memory; return the fields with their address."""
         lanes = self.hardware.vector_lanes
         data = b""
         for _ in range(f["count"]):
-            bits = self.pick(1, 8, 16, 24, 31)
+            bits = self.pick(1, 3, 6, 12, 20, 31)
             bias = self.rng.integers(-(1 << bits), 1 << bits, lanes)
-            extreme = self.rng.random(lanes) < 0.2
+            extreme = self.rng.random(lanes) < self.pick(0, 0, 1) * 0.2
             bias[extreme] = self.rng.choice([-(1 << 31), (1 << 31) - 1, 0], int(extreme.sum()))
             data += bias.astype("<i4").tobytes()
             if f["bias_only"]:
@@ -282,12 +303,42 @@ class Builder:
         multiplier = self.rng.integers(1 << 30, 1 << 31, lanes)
         if kind == 3:  # powers of two: ties of large sums
             multiplier = np.full(lanes, 1 << self.below(31), np.int64)
-        shift = np.log2(multiplier).astype(np.int64) + self.rng.integers(-2, 24, lanes)
+        shift = np.log2(multiplier).astype(np.int64) + self.rng.integers(
+            -2, self.pick(4, 24), lanes
+        )
         return multiplier, np.clip(shift, 0, 62)
 
     def param(self, f: Fields) -> None:
         self.pokes = []
         assert self.add("vec_param", self.param_fields(f)), f
+
+    def entry(self, number: int, v: int, bias: int, multiplier: int, shift: int) -> None:
+        """Load a parameter entry and a bias, the same in all lanes."""
+        lanes = self.hardware.vector_lanes
+        block = struct.pack("<i", bias) * lanes + struct.pack("<I", multiplier) * lanes
+        self.pokes = [(self.place(9 * lanes), block + bytes([shift]) * lanes)]
+        f = {"src": self.pokes[0][0], "param": number, "count": 1, "v": v, "bias_only": 0}
+        assert self.add("vec_param", f), f
+
+    def drain_of(self, values: list[int], **f: int) -> None:
+        """Drain given accumulators, a pixel and a lane after another."""
+        lanes = self.hardware.vector_lanes
+        values = values + values[: -len(values) % lanes]
+        pixels = len(values) // lanes
+        size = 4 * lanes if f.get("raw") else lanes
+        self.acc = np.array(values, np.int64).astype(np.int32).reshape(pixels, lanes)
+        self.pokes = []
+        fields = {
+            "dst": self.place(size * pixels), "out_h": pixels, "out_w": 1, "block_rows": 1,
+            "oc_blocks": 1, "cols": lanes, "cols_last": lanes, "oy_stride": size, **f,
+        }  # fmt: skip
+        assert self.add("vec_drain", fields), fields
+
+    def every_code(self, **f: int) -> None:
+        """Copy all 256 codes."""
+        self.pokes = [(0, bytes(range(256)))]
+        fields = {"src": 0, "src_s0": 1, "dst": 256, "dst_s0": 1, "n0": 256, **f}
+        assert self.add("vec_copy", fields), fields
 
     def table(self) -> Fields:
         self.pokes = []
@@ -312,24 +363,42 @@ class Builder:
         run = max(cols if oc_blocks > 1 else 1, cols_last) * (4 if raw else 1)
         strides, span = self.nest(run, [out_h, out_w, oc_blocks], source=False)
         shape = (out_h * out_w, (oc_blocks - 1) * cols + cols_last)
-        bits = self.pick(3, 8, 12, 20, 31)
+        bits = self.pick(3, 6, 8, 12, 20, 31)
         self.acc = self.rng.integers(-(1 << bits), 1 << bits, shape).astype(np.int32)
-        extreme = self.rng.random(shape) < 0.1
+        extreme = self.rng.random(shape) < self.pick(0, 1) * 0.1
         low, high = -(1 << 31), (1 << 31) - 1
         values = self.rng.choice(np.array([low, high, low + 1, 0, -1]), shape)
         self.acc[extreme] = values.astype(np.int32)[extreme]
+        f = self.scale(8)
+        v = self.below(max(1, self.hardware.vector_registers - oc_blocks + 1))
+        if self.below(2) and f["param"] + oc_blocks <= self.entries:
+            self._aim(f["param"], v, oc_blocks, cols)
         return self.only("vec_drain", {
-            **self.scale(), "raw": raw, "use_table": int(self.below(3) == 0),
+            **f, "raw": raw, "use_table": int(self.below(3) == 0),
             "m_half": self.below(2), "dst": self.place(span), "out_h": out_h, "out_w": out_w,
             "block_rows": block_rows, "oc_blocks": oc_blocks, "cols": cols,
             "cols_last": cols_last, "oy_stride": strides[0], "ox_stride": strides[1],
-            "ob_stride": strides[2], "v": self.below(self.hardware.vector_registers),
-            "v_table": self.v_table(),
+            "ob_stride": strides[2], "v": v, "v_table": self.v_table(),
         })  # fmt: skip
+
+    def _aim(self, param: int, v: int, blocks: int, cols: int) -> None:
+        """Choose accumulators whose results are codes and halves between them."""
+        assert self.acc is not None
+        for column in range(self.acc.shape[1]):
+            ob = min(column // cols, blocks - 1)
+            lane = column - ob * cols
+            multiplier = max(1, int(self.state.multiplier[param + ob, lane]))
+            shift = int(self.state.shift[param + ob, lane])
+            bias = int(self.state.v[v + ob].view("<i4")[lane])
+            for pixel in range(self.acc.shape[0]):
+                doubled = self.below(600) - 300
+                total = ((doubled << shift) // (2 * multiplier) - bias) & 0xFFFFFFFF
+                self.acc[pixel, column] = total - (total >> 31 << 32)
 
     def eltwise(self) -> Fields:
         n0, n1, n2 = self.channels(), 1 + self.below(4), 1 + self.below(3)
-        f = {**self.scale(), "op": self.below(5), "b_scalar": self.below(2)}
+        op = self.below(5)
+        f = {**self.scale(8 if op == 2 else 1), "op": op, "b_scalar": self.below(2)}
         f |= {"n0": n0, "n1": n1, "n2": n2}
         for name in ("a", "b", "dst"):
             strides, span = self.nest(n0, [n1, n2], source=name != "dst")
@@ -343,7 +412,7 @@ class Builder:
         dense = self.below(2)
         n0 = self.channels() if dense else self.pick(1, 2, 5)
         f = {
-            **self.scale(), "requantise": self.below(2), "use_table": int(self.below(3) == 0),
+            **self.scale(0), "requantise": self.below(2), "use_table": int(self.below(3) == 0),
             "n0": n0, "n1": counts[0], "n2": counts[1], "n3": counts[2],
             "v_table": self.v_table(),
         }  # fmt: skip
@@ -377,7 +446,7 @@ class Builder:
         source, size = self.nest(n0, [in_h, in_w], source=True)
         result, span = self.nest(n0, [out_h, out_w], source=False)
         f = {
-            **self.scale(), "src": self.place(size), "dst": self.place(span), "n0": n0,
+            **self.scale(22), "src": self.place(size), "dst": self.place(span), "n0": n0,
             "out_h": out_h, "out_w": out_w, "in_h": in_h, "in_w": in_w, "src_sy": source[0],
             "src_sx": source[1], "dst_sy": result[0], "dst_sx": result[1],
         }  # fmt: skip
