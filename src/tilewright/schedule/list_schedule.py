@@ -247,10 +247,9 @@ class _Placer:
         """By engine: (minus priority, position), ready when the engine is free."""
         self.macs = deque(sorted(dependencies.drains))
         """Pushing `mac_conv`s in program order."""
+        self.drains = set(dependencies.drains.values())
         self.fifo: deque[int] = deque()
         """`vec_drain`s of those placed, in the order in which they must come."""
-        self.held: list[int] = []
-        """`mac_conv`s whose drain could not follow yet."""
 
     def run(self) -> list[int]:
         while len(self.order) < len(self.stream):
@@ -334,7 +333,12 @@ class _Placer:
             self.fifo.popleft()
         for other in self.after[index]:
             self.missing[other] -= 1
-            if not self.missing[other]:
+            if self.missing[other]:
+                continue
+            if other in self.drains:
+                # Others may wait behind it for their turn: it comes in from beyond the window.
+                heappush(self.waiting[VEC], (self.timeline.ready(other), other))
+            else:
                 heappush(self.far, other)
 
 

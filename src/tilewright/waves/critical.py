@@ -42,8 +42,8 @@ class Link:
     end: int
     """The stretch is the cycles `begin..end - 1`."""
     after: str
-    """What had to happen before: `engine order`, `semaphore N of ENGINE`, `accumulators`, `queue full`,
-    `dispatch` or `start`."""
+    """What had to happen before: `engine order`, `semaphore N of ENGINE`, `accumulators`,
+    `queue full`, `dispatch` or `start`."""
 
     @property
     def cycles(self) -> int:
