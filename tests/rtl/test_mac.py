@@ -190,7 +190,20 @@ def _sums(hardware: Hardware, job: Job) -> list[model.Sums]:
     return [sums for blocks in (wanted.full, *wanted.kept) for _, sums in blocks]
 
 
-@pytest.mark.slow
+def test_the_largest_counts(build: Callable[[str], Bench]) -> None:
+    target = build("tiny8")
+    place = {"wgt": 8192, "act": 5, "wgt_pitch": 9, "cols_last": 8}
+    instructions = [
+        _conv(out_h=4096, block_rows=3, out_w=2, oy_stride=1, ox_stride=1, c_last=1, **place),
+        _conv(oc_blocks=64, ob_stride=63, wgt_ob_stride=77, cols=7, out_h=2, diag=1, **place),
+        _conv(c_blocks=1024, cb_stride=3, c_rows=1, c_last=2, block_rows=4096, **place),
+        _conv(out_w=64, ox_stride=100, k_w=9, kx_stride=31, k_h=2, c_last=3, **place),
+    ]
+    job = Job(instructions, Programs(target.hardware, 5).memory(), bench.Plan(wgt="1110"))
+    (seen,) = target.run([job])
+    assert _difference(target.hardware, job, seen) is None
+
+
 @pytest.mark.parametrize("name", ["tiny8", "int4"])
 def test_one_instruction_can_overflow(name: str, build: Callable[[str], Bench]) -> None:
     """More than 2^17 products of 2^14 leave int32; then a second instruction takes some away."""
