@@ -109,24 +109,22 @@ class Builder:
         place -= place % align
         return place if place >= first else -(-first // align) * align
 
-    def address(self, name: str, place: int, bits: int = 24) -> Fields:
+    def address(self, name: str, place: int, bits: int = 24, *, steady: bool = False) -> Fields:
         """Return the fields of address operand `name`: sometimes relative to an R register.
 
-        In a loop the place is that of the first iteration.
+        In a loop the place is that of the first iteration; `steady`: of all.
         """
         first = self.values[0]
         usable = [
             number
             for number, value in first.items()
-            if number and (place - value) & REGISTER_MASK < 1 << bits
+            if number
+            and (place - value) & REGISTER_MASK < 1 << bits
+            and not (steady and any(values.get(number) != value for values in self.values))
         ]
         if usable and self.pick.chance(0.6):
             number = self.pick.one(usable)
             return {name: (place - first[number]) & REGISTER_MASK, f"{name}_r": number}
-        return {name: place, f"{name}_r": 0}
-
-    def unregistered(self, name: str, place: int) -> Fields:
-        """Return the fields of an address that no register moves."""
         return {name: place, f"{name}_r": 0}
 
     # Instructions.

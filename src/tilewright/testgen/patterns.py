@@ -167,7 +167,7 @@ def fetch_blob(b: Builder, ddr: int, size: int) -> int | None:
     for _ in range(TRIES):
         f: Fields = {"channel": channel(b), "stream": 1, "n0": size}
         place = b.sram(size)
-        f |= b.unregistered("sram", place) | b.unregistered("ddr", ddr)
+        f |= b.address("sram", place, steady=True) | b.address("ddr", ddr, 40, steady=True)
         if b.add("dma_load", f):
             return place
     return None
@@ -201,7 +201,7 @@ def param(b: Builder, count: int | None = None) -> bool:
     first = min(first, (first // per_bank + 1) * per_bank - count)
     v = pick.between(0, hw.vector_registers - count)
     f: Fields = {"param": first, "count": count, "v": v, "bias_only": int(only)}
-    if not b.add("vec_param", f | b.unregistered("src", place)):
+    if not b.add("vec_param", f | b.address("src", place, steady=True)):
         return False
     b.v_written[v : v + count] = True
     if not only:
@@ -401,7 +401,7 @@ def resize(b: Builder) -> bool:
             del b.program[mark:]
             return False
         taken.append((place, place + size))
-        f |= b.unregistered(f"table_{axis}", place)
+        f |= b.address(f"table_{axis}", place, steady=True)
     for _ in range(TRIES):
         room = stride_room(b)
         g = dict(f)

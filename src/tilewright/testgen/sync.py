@@ -200,14 +200,14 @@ class _Sync:
                 continue
             start = list(last[engine])
             conv = None
-            forbidden = node.no_wait
+            own: _Node | None = None
             if instr.name == "vec_drain":
                 conv = pushed.pop(0)
                 if _blocks(conv.instr) > 2:
-                    forbidden |= {conv.engine}  # It cannot end before this begins.
+                    own = conv  # It cannot end before this begins.
             if instr.layer != GATE:
                 gates = []
-            needed = self._needed(node, history, start, forbidden, gates)
+            needed = self._needed(node, history, start, own, gates)
             if instr.layer == GATE:
                 gates.append(node)
             self.rng.shuffle(needed)
@@ -233,7 +233,7 @@ class _Sync:
         node: _Node,
         history: list[list[_Node]],
         start: list[int],
-        forbidden: frozenset[int],
+        own: _Node | None,
         gates: list[_Node],
     ) -> list[_Node]:
         """Return the latest instruction of every engine that `node` must wait for."""
@@ -242,9 +242,11 @@ class _Sync:
         if node.instr.name == "vec_drain" and extra == MAC:
             extra = -1
         for other in range(SEQ):
-            if other == node.engine or other in forbidden:
+            if other == node.engine or other in node.no_wait:
                 continue
             pending = [item for item in history[other][start[other] :] if item not in gates]
+            if own is not None and other == own.engine:
+                pending = [item for item in pending if item.place < own.place]
             everything = other in node.after_all_of
             for item in reversed(pending):
                 if everything or other == extra or node.conflicts(item):
