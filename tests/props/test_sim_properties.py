@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.props.random_programs import Generator, setup, synchronise
 from tests.unit.sim_programs import (
     conv_case,
     parameter_block,
@@ -21,6 +22,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.sim.numeric import shift_round
+from tilewright.sim.retire import CycleResult
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Instr
 
@@ -185,22 +187,101 @@ def test_time_is_consistent(seed: int, tiles: int, hardware: Hardware) -> None:
     program = pipeline(hardware, tiles, seed=seed, layers=3)
     result = CycleSimulator(hardware).run(program)
     log = result.log
-    assert (log.issue <= log.start).all()
+    engines = log.engine < 6
+    assert (log.issue[engines] < log.start[engines]).all()
+    assert (log.issue[~engines] == log.start[~engines]).all()
+    assert (np.diff(log.issue) > 0).all(), "one instruction a cycle"
     assert (log.start < log.end).all()
     assert result.cycles == log.end[-1]
     for engine in range(6):
         mine = log.engine == engine
         assert (log.start[mine][1:] >= log.end[mine][:-1]).all(), "one instruction at a time"
     for name, counters in result.engines.items():
-        if name != "seq":
-            assert all(value >= 0 for value in counters.values())
-            assert sum(counters.values()) == result.cycles
+        assert all(value >= 0 for value in counters.values())
+        assert sum(counters.values()) == result.cycles, name
     busiest = max(counters["busy"] for counters in result.engines.values())
     assert busiest <= result.cycles
-    peak = hardware.ddr_bytes_per_cycle
-    assert (result.ddr_rate <= peak * (1 + 1e-9)).all()
     moved = np.sum(result.ddr_rate[:-1] * np.diff(result.ddr_time))
-    assert moved == pytest.approx(result.totals["ddr_bytes"] + result.fetch_bytes, rel=1e-6)
-    again = CycleSimulator(hardware).run(program)
-    assert again.cycles == result.cycles
-    np.testing.assert_array_equal(again.log.start, log.start)
+    assert moved == pytest.approx(result.totals["ddr_bytes"] + result.fetch_bytes, rel=1e-9)
+    # No window moves more than DDR's beats in it, of which one may be left over from before.
+    length = np.diff(result.ddr_time)
+    peak = hardware.ddr_bytes_per_cycle + hardware.ddr_bus_bytes / length
+    assert (result.ddr_rate[:-1] <= peak).all()
+    assert_equal_runs(result, CycleSimulator(hardware).run(program))
+
+
+def assert_equal_runs(one: CycleResult, other: CycleResult) -> None:
+    for name in ("issue", "start", "end"):
+        np.testing.assert_array_equal(getattr(one.log, name), getattr(other.log, name))
+    assert one.cycles == other.cycles
+    assert one.engines == other.engines
+    assert one.layers == other.layers
+    assert one.layer_engines == other.layer_engines
+    assert one.fetch_bytes == other.fetch_bytes
+    np.testing.assert_array_equal(one.ddr_rate, other.ddr_rate)
+
+
+@st.composite
+def chips(draw: st.DrawFn) -> Hardware:
+    """Draw a chip that runs programs made for `tiny8`, at other widths, clocks and latencies."""
+    power = st.integers(0, 8).map(lambda value: 1 << value)
+    clock = st.integers(1, 600)
+    return TINY.model_copy(
+        update={
+            "sram_word_bytes": draw(st.sampled_from((4, 8, 16, 64, 256))),
+            "ddr_bus_bytes": draw(power),
+            "dma_bus_bytes": draw(st.integers(1, 64)),
+            "core_clock_mhz": draw(st.sampled_from((100, 101, 500))),
+            "ddr_clock_mhz": draw(clock),
+            "dma_clock_mhz": draw(clock),
+            "dma_latency": draw(st.integers(1, 40)),
+            "mac_latency": draw(st.integers(1, 40)),
+            "vector_latency": draw(st.integers(1, 40)),
+            "queue_depth": draw(st.integers(2, 16)),
+        }
+    )
+
+
+def refusal(program: list[Instr], hardware: Hardware) -> str | None:
+    try:
+        verify_program(program, hardware, registers={})
+    except TilewrightError as error:
+        return error.message
+    return None
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 10**9), length=st.integers(1, 25), hardware=chips())
+def test_cycles_skipped_are_as_if_walked(seed: int, length: int, hardware: Hardware) -> None:
+    body = synchronise(setup(TINY) + Generator(TINY, seed).program(length), TINY)
+    program = [*body, Instr("halt")]
+    refused = refusal(program, hardware)
+    if refused is not None:
+        # The generator may put a wait between a mac_conv and its drain that closes a circle.
+        assert "deadlock" in refused
+        return
+    skipped = CycleSimulator(hardware).run(program)
+    walked = CycleSimulator(hardware, skip_ahead=False).run(program)
+    assert_equal_runs(skipped, walked)
+    # Any engine's lower bound: it moves a unit a cycle, and its instructions take their latency.
+    dma = skipped.log.engine < 4
+    assert (skipped.log.end[dma] - skipped.log.start[dma] > hardware.dma_latency
+            * hardware.core_clock_mhz / hardware.dma_clock_mhz).all()  # fmt: skip
+    units = (skipped.totals["ddr_bytes"] + skipped.fetch_bytes) // hardware.ddr_bus_bytes
+    assert units * hardware.core_clock_mhz <= skipped.cycles * hardware.ddr_clock_mhz
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10**9), length=st.integers(1, 25), more=st.integers(1, 200))
+def test_a_slower_pipeline_of_an_engine_alone_is_later(seed: int, length: int, more: int) -> None:
+    # Of one engine's program nothing overtakes anything: a longer latency never helps.
+    generator = Generator(TINY, seed)
+    body = [instr for instr in setup(TINY) + generator.program(length)
+            if instr.name.startswith("vec_") and instr.name != "vec_drain"]  # fmt: skip
+    program = [Instr(i.name, {**i.fields, "wait": 0, "signal": 0}, i.layer) for i in body]
+    program = [Instr("fence"), *program, Instr("halt")]
+    slow = TINY.model_copy(update={"dma_latency": min(1000, TINY.dma_latency + more)})
+    fast = CycleSimulator(TINY).run(program)
+    late = CycleSimulator(slow).run(program)
+    assert (late.log.issue >= fast.log.issue).all()
+    assert late.cycles >= fast.cycles

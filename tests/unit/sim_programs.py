@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -236,3 +237,87 @@ def pipeline(hardware: Hardware, tiles: int, *, layers: int = 1, seed: int = 0) 
         ]  # fmt: skip
     program.append(Instr("halt"))
     return program
+
+
+def enables(step: int, core: int, cycle: int) -> int:
+    """Return the pulses in `cycle` of a clock of `step` MHz derived from `core` MHz."""
+    return (cycle + 1) * step // core - cycle * step // core
+
+
+def dma_alone(hardware: Hardware, name: str, f: dict[str, int], start: int) -> int:
+    """Return the `end` of a DMA instruction that has the machine for itself.
+
+    Slow and plain: lists of units and chunks made beforehand, a cycle at a time.
+    """
+    g, w = hardware.ddr_bus_bytes, hardware.sram_word_bytes
+    factor = hardware.dma_stream_latency_factor if f.get("stream") else 1
+    wait = -(-hardware.dma_latency * factor * hardware.core_clock_mhz // hardware.dma_clock_mhz)
+    load, store = name == "dma_load", name == "dma_store"
+    lo1, hi1, lo2, hi2 = (f.get(f"pad{side}", 0) for side in ("1_lo", "1_hi", "2_lo", "2_hi"))
+    source_unit, sink_unit = (w, g) if store else (g, w)
+    source: list[int] = []
+    chunks: list[tuple[int, int | None, int]] = []  # bytes, source unit, sink unit
+    for i3 in range(f.get("n3", 1)):
+        for i2 in range(-lo2, f["n2"] + hi2):
+            for i1 in range(-lo1, f["n1"] + hi1):
+                data = 0 <= i2 < f["n2"] and 0 <= i1 < f["n1"] and (load or store)
+                sram = f["sram"] + i3 * f.get("sram_s3", 0)
+                sram += (i2 + lo2) * f["sram_s2"] + (i1 + lo1) * f["sram_s1"]
+                ddr = f.get("ddr", 0) + i3 * f.get("ddr_s3", 0)
+                ddr += i2 * f.get("ddr_s2", 0) + i1 * f.get("ddr_s1", 0)
+                one, other = (sram, ddr) if store else (ddr, sram)
+                if data:
+                    first = one // source_unit
+                    last = (one + f["n0"] - 1) // source_unit
+                    source += [unit * source_unit for unit in range(first, last + 1)]
+                cuts = {0, f["n0"]}
+                for byte in range(1, f["n0"]):
+                    if (other + byte) % sink_unit == 0 or (
+                        data and (one + byte) % source_unit == 0
+                    ):
+                        cuts.add(byte)
+                ordered = sorted(cuts)
+                for a, b in pairwise(ordered):
+                    unit = (one + a) // source_unit * source_unit if data else None
+                    chunks.append((b - a, unit, (other + a) // sink_unit * sink_unit))
+    bus = budget = hardware.dma_bus_bytes
+    fifo: list[int] = []
+    arriving: list[int] = []
+    held = collector = output = previous = None
+    cycle = start + 1 + wait
+    while True:
+        beats = enables(hardware.ddr_clock_mhz, hardware.core_clock_mhz, cycle)
+        ticks = enables(hardware.dma_clock_mhz, hardware.core_clock_mhz, cycle)
+        space = len(fifo) + len(arriving) < 4
+        # Grants: a load's source and a store's sink use DDR, once a cycle and channel.
+        skip = bool(source) and source[0] == previous
+        read = bool(source) and not skip and space and (store or beats > 0)
+        written = output is not None and (not store or beats > 0)
+        moved_all = not chunks
+        if moved_all and collector is None and written:
+            return cycle + 1
+        free = output is None or written
+        if written:
+            output = None
+        spent = 0
+        if moved_all:
+            if collector is not None and free:
+                output, collector = collector, None
+        else:
+            size, unit, sink = chunks[0]
+            there = unit is None or unit == held or bool(fifo)
+            if budget > 0 and there and (collector is None or collector == sink or free):
+                if unit is not None and unit != held:
+                    held = fifo.pop(0)
+                    assert held == unit, "units arrive in the order they are needed"
+                if collector is not None and collector != sink:
+                    output = collector
+                collector = sink
+                spent = size
+                chunks.pop(0)
+        fifo += arriving
+        arriving = [source[0]] if read else []
+        if read or skip:
+            previous = source.pop(0)
+        budget = min(budget - spent + ticks * bus, bus)
+        cycle += 1

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from tilewright.spec.counters import Scope, names
 from tilewright.spec.program import ENGINE_NAMES, SEQ, Dispatched
-from tilewright.spec.timing import DmaTiming, MacTiming
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
@@ -29,7 +28,7 @@ class RetireLog:
     issue: I64
     """Appended to the engine's queue."""
     start: I64
-    """First cycle of execution."""
+    """Taken from the queue; its work begins in the next cycle."""
     end: I64
     """First cycle after completion."""
 
@@ -51,41 +50,54 @@ class CycleResult:
     fetch_bytes: int
     """DDR bytes of code."""
     ddr_time: F64
-    """Cycles at which the DDR rate changes."""
+    """Cycles at which windows of the DDR rate begin; the last is the end of the run."""
     ddr_rate: F64
-    """DDR bytes a cycle from then on."""
+    """DDR bytes a cycle in each window (code included); 0 at the end."""
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What an instruction asks for."""
+
+    loaded: int = 0
+    """Useful bytes from DDR."""
+    stored: int = 0
+    """Useful bytes to DDR."""
+    macs: int = 0
+    padded_macs: int = 0
+    """Multiply-accumulates with every cell of the array counted."""
+
+
+@dataclass(frozen=True)
 class Measured:
-    """Raw times of a run, one entry an instruction, in core cycles."""
+    """What a run measured, in core cycles; arrays have one entry an instruction."""
 
-    issue: list[float]
-    start: list[float]
-    end: list[float]
-    wait_semaphore: list[float]
-    wait_accumulator: list[float]
-    wait_ddr: list[float]
-    wait_bank: list[float]
-    sequencer: dict[str, float]
+    issue: I64
+    start: I64
+    end: I64
+    wait_accumulator: I64
+    wait_ddr: I64
+    wait_bank: I64
+    ddr_bytes: I64
+    """Moved by DDR, units whole."""
+    sequencer: dict[str, int]
     fetch_bytes: int
-    ddr_profile: list[tuple[float, float]]
+    ddr_time: F64
+    ddr_rate: F64
 
 
-Timing = DmaTiming | MacTiming | object
-
-
-def _whole(values: list[float]) -> I64:
-    # Rounding is monotone, so that slices of one engine stay disjoint.
-    return np.ceil(np.asarray(values) - 1e-6).astype(np.int64)
-
-
-def _rounded(value: float) -> int:
-    return round(float(value))
+def _waited(engine: I64, issue: I64, start: I64, end: I64) -> I64:
+    """Return how long each instruction stood at the head of its queue before a free engine."""
+    waited = np.zeros(len(engine), np.int64)
+    for number in range(SEQ):
+        mine = np.flatnonzero(engine == number)
+        free = np.concatenate((np.zeros(1, np.int64), end[mine][:-1]))[: mine.size]
+        waited[mine] = start[mine] - np.maximum(issue[mine] + 1, free)
+    return waited
 
 
 def collect(
-    stream: list[Dispatched], timings: list[Timing], measured: Measured, total: float
+    stream: list[Dispatched], work: list[Work], measured: Measured, cycles: int
 ) -> CycleResult:
     """Make log and counters of a finished run."""
     engine = np.array([item.engine for item in stream], np.int64)
@@ -98,19 +110,19 @@ def collect(
         tuple(item.layer for item in stream),
         np.array([item.index for item in stream], np.int64),
         engine,
-        _whole(measured.issue),
-        _whole(measured.start),
-        _whole(measured.end),
+        measured.issue,
+        measured.start,
+        measured.end,
     )
     waits = {
-        "wait_semaphore": np.asarray(measured.wait_semaphore),
-        "wait_accumulator": np.asarray(measured.wait_accumulator),
-        "wait_ddr": np.asarray(measured.wait_ddr),
-        "wait_bank": np.asarray(measured.wait_bank),
+        "wait_semaphore": _waited(engine, measured.issue, measured.start, measured.end),
+        "wait_accumulator": measured.wait_accumulator,
+        "wait_ddr": measured.wait_ddr,
+        "wait_bank": measured.wait_bank,
     }
-    inside = waits["wait_accumulator"] + waits["wait_ddr"] + waits["wait_bank"]
-    spent = np.asarray(measured.end) - np.asarray(measured.start) - inside
-    columns = {"busy": spent, **waits}
+    inside = measured.wait_accumulator + measured.wait_ddr + measured.wait_bank
+    # The cycle in which an instruction is taken from the queue is none of its work.
+    columns = {"busy": measured.end - measured.start - 1 - inside, **waits}
     cell = layer * len(ENGINE_NAMES) + engine
     cells = len(layer_ids) * len(ENGINE_NAMES)
     sums = {
@@ -118,24 +130,23 @@ def collect(
         for name, values in columns.items()
     }
     counts = np.bincount(cell, minlength=cells).reshape(-1, len(ENGINE_NAMES))
-    cycles = int(np.ceil(total - 1e-6))
     engines: dict[str, Counters] = {}
     for number in range(SEQ):
         if not counts[:, number].any():
             continue
-        values = {name: _rounded(table[:, number].sum()) for name, table in sums.items()}
+        values = {name: int(table[:, number].sum()) for name, table in sums.items()}
         values["idle"] = cycles - sum(values.values())
         engines[ENGINE_NAMES[number]] = {key: values[key] for key in names(Scope.ENGINE)}
-    engines["seq"] = {name: _rounded(measured.sequencer[name]) for name in names(Scope.SEQUENCER)}
+    engines["seq"] = {name: measured.sequencer[name] for name in names(Scope.SEQUENCER)}
     layer_engines = {
         name: {
-            ENGINE_NAMES[number]: {key: _rounded(table[row, number]) for key, table in sums.items()}
+            ENGINE_NAMES[number]: {key: int(table[row, number]) for key, table in sums.items()}
             for number in range(SEQ)
             if counts[row, number]
         }
         for name, row in layer_ids.items()
     }
-    layers = _layer_counters(stream, timings, layer_ids, layer, log)
+    layers = _layer_counters(stream, work, measured.ddr_bytes.tolist(), layer_ids, layer, log)
     layer_engines = {name: layer_engines[name] for name in layers}
     totals = {
         name: sum(counters[name] for counters in layers.values())
@@ -143,33 +154,29 @@ def collect(
         if name not in ("start", "end")
     }
     totals |= {"start": 0, "end": cycles}
-    profile = np.asarray(measured.ddr_profile, np.float64).reshape(-1, 2)
     return CycleResult(
         cycles, log, engines, layers, layer_engines, totals,
-        measured.fetch_bytes, profile[:, 0], profile[:, 1],
+        measured.fetch_bytes, measured.ddr_time, measured.ddr_rate,
     )  # fmt: skip
 
 
 def _layer_counters(
     stream: list[Dispatched],
-    timings: list[Timing],
+    work: list[Work],
+    ddr_bytes: list[int],
     layer_ids: dict[str, int],
     layer: I64,
     log: RetireLog,
 ) -> dict[str, Counters]:
     tables = [dict.fromkeys(names(Scope.LAYER), 0) for _ in layer_ids]
-    for item, timing, row in zip(stream, timings, layer.tolist(), strict=True):
+    for asked, moved, row in zip(work, ddr_bytes, layer.tolist(), strict=True):
         counters = tables[row]
         counters["instructions"] += 1
-        if isinstance(timing, DmaTiming):
-            counters["ddr_bytes"] += timing.ddr_bytes
-            if item.name == "dma_load":
-                counters["bytes_loaded"] += timing.bytes
-            elif item.name == "dma_store":
-                counters["bytes_stored"] += timing.bytes
-        elif isinstance(timing, MacTiming):
-            counters["useful_macs"] += timing.macs
-            counters["padded_macs"] += timing.padded_macs
+        counters["ddr_bytes"] += moved
+        counters["bytes_loaded"] += asked.loaded
+        counters["bytes_stored"] += asked.stored
+        counters["useful_macs"] += asked.macs
+        counters["padded_macs"] += asked.padded_macs
     first = np.full(len(layer_ids), np.iinfo(np.int64).max)
     np.minimum.at(first, layer, log.start)
     last = np.zeros(len(layer_ids), np.int64)
