@@ -30,7 +30,7 @@ class Programs:
         """Return a stride: often small and odd, sometimes a word or two, or zero."""
         word = self.hardware.sram_word_bytes
         choices = (0, self.pick(1, 12), word, 2 * word, self.pick(1, 4 * word))
-        return int(self.rng.choice(choices))
+        return min(int(self.rng.choice(choices)), 1023)  # the shortest field of a stride
 
     def count(self, high: int) -> int:
         return high if self.chance(0.4) else self.pick(1, high)
