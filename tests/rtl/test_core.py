@@ -49,7 +49,7 @@ def _targets() -> dict[str, Hardware]:
             ddr_bus_bytes=32,
             dma_burst_size=64,
             core_clock_mhz=333,
-            ddr_clock_mhz=13,
+            ddr_clock_mhz=91,
             dma_clock_mhz=101,
             dma_latency=1,
         ),
@@ -138,10 +138,9 @@ def _cycles(seen: bench.Seen, what: str) -> list[int]:
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(x, marks=pytest.mark.slow) for x in SLOW)])
 def test_random_programs(name: str, build: Build) -> None:
     target = build(name)
-    registers = {number: value for number, value in REGISTERS.items()}
     for seed in range(20):
         program = Random(target[0], seed).program(150)
-        seen = _agree(target, program, registers=registers)
+        seen = _agree(target, program)
         assert seen.end.startswith("finished")
 
 
@@ -170,7 +169,9 @@ def test_ddr_follows_its_clock(build: Build) -> None:
     assert len(cycles) == 60
     # 400 MHz in 500 MHz: of five cycles the first, where the accumulator is short, has no beat.
     assert all(cycle % 5 != 0 for cycle in cycles)
-    assert cycles[-1] - cycles[0] == 60 * 5 // 4 - 1
+    # The others are all used, by the channel or by fetch.
+    busy = [cycle for cycle in _cycles(seen, " mem ") if cycles[0] <= cycle <= cycles[-1]]
+    assert busy == [cycle for cycle in range(cycles[0], cycles[-1] + 1) if cycle % 5]
 
 
 def test_bursts_keep_ddr_and_streams_share_it(build: Build) -> None:

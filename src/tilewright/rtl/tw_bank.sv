@@ -7,12 +7,14 @@ module tw_bank import tw_pkg::*; #(
     localparam int unsigned ADDRESS_BITS = BANK_WORDS > 1 ? $clog2(BANK_WORDS) : 1
 ) (
     input  logic                    clk,
+    input  logic                    rst,
     input  logic                    valid,
     input  logic                    write,
     input  logic [ADDRESS_BITS-1:0] address,
     input  logic [W-1:0]            mask,
     input  logic [WB-1:0]           data,
     output logic [WB-1:0]           read_data,
+    input  logic                    debug,
     input  logic [ADDRESS_BITS-1:0] debug_address,
     output logic [WB-1:0]           debug_data
 );
@@ -23,10 +25,14 @@ module tw_bank import tw_pkg::*; #(
   initial for (int unsigned i = 0; i < BANK_WORDS; i++) memory_q[i] = {W{8'hA5}};
 
   assign read_data = read_q;
-  assign debug_data = memory_q[debug_address];
+
+  always_comb begin
+    debug_data = '0;
+    if (debug) debug_data = memory_q[debug_address];
+  end
 
   always_ff @(posedge clk) begin
-    if (valid && write) begin
+    if (valid && write && !rst) begin
       // One write of a merged word (synthesis finds the byte enables) simulates fastest.
       automatic logic [WB-1:0] merged = memory_q[address];
       for (int unsigned i = 0; i < W; i++) if (mask[i]) merged[8*i+:8] = data[8*i+:8];

@@ -14,30 +14,24 @@ module tw_counters import tw_pkg::*; (
     input  logic [5:0]  select,
     output logic [47:0] value
 );
-  logic [47:0] busy_q[6];
-  logic [47:0] bank_q[6];
-  logic [47:0] ddr_q[6];
-  logic [47:0] accumulator_q[6];
+  logic [47:0] count_q[24];  // engine * 4 + kind
   logic [47:0] cycles_q;
+
+  function automatic logic [4:0] place(
+      input logic [2:0] engine, input logic bank, input logic ddr, input logic accumulator);
+    place = {engine, bank ? 2'd1 : ddr ? 2'd2 : accumulator ? 2'd3 : 2'd0};
+  endfunction
 
   always_ff @(posedge clk) begin
     if (rst) begin
       cycles_q <= '0;
-      for (int unsigned e = 0; e < 6; e++) begin
-        busy_q[e] <= '0;
-        bank_q[e] <= '0;
-        ddr_q[e] <= '0;
-        accumulator_q[e] <= '0;
-      end
+      for (int unsigned i = 0; i < 24; i++) count_q[i] <= '0;
     end else if (count) begin
       cycles_q <= cycles_q + 1'b1;
       for (int unsigned e = 0; e < 6; e++) begin
-        if (!engine_idle[e]) begin
-          if (bank_stall[e]) bank_q[e] <= bank_q[e] + 1'b1;
-          else if (ddr_stall[e]) ddr_q[e] <= ddr_q[e] + 1'b1;
-          else if (accumulator_stall[e]) accumulator_q[e] <= accumulator_q[e] + 1'b1;
-          else busy_q[e] <= busy_q[e] + 1'b1;
-        end
+        if (!engine_idle[e])
+          count_q[place(3'(e), bank_stall[e], ddr_stall[e], accumulator_stall[e])] <=
+              count_q[place(3'(e), bank_stall[e], ddr_stall[e], accumulator_stall[e])] + 1'b1;
       end
     end
   end
@@ -45,16 +39,6 @@ module tw_counters import tw_pkg::*; (
   always_comb begin
     value = '0;
     if (select == 6'd48) value = cycles_q;
-    for (int unsigned e = 0; e < 6; e++) begin
-      if (select[5:3] == 3'(e)) begin
-        case (select[2:0])
-          3'd0: value = busy_q[e];
-          3'd1: value = bank_q[e];
-          3'd2: value = ddr_q[e];
-          3'd3: value = accumulator_q[e];
-          default: ;
-        endcase
-      end
-    end
+    else if (select[5:3] < 3'd6 && !select[2]) value = count_q[{select[5:3], select[1:0]}];
   end
 endmodule

@@ -2,6 +2,7 @@
 //
 // Implements fetch of "Sequencer and fetch" of docs/concepts/microarchitecture.md: blocks of up to
 // 16 instructions into a ring of 64, and the flush when a loop's body is no longer in it.
+// Wires that depend on inputs of the chip are kept few: a simulator evaluates them twice a cycle.
 
 module tw_fetch import tw_pkg::*; (
     input  logic         clk,
@@ -46,7 +47,7 @@ module tw_fetch import tw_pkg::*; (
   wire [31:0] rest = code_length - fetch_end_q;
   wire [4:0] size = rest > 32'(BLOCK) ? 5'(BLOCK) : rest[4:0];
   // Nothing is decided in the cycle of a jump: `pc` is about to move backwards.
-  wire decide = run && !stopped && !busy_q && rest != '0 && !jump
+  wire decide = !stopped && !busy_q && rest != '0 && !jump
       && fetch_end_q - pc + 32'(size) <= 32'(RING);
 
   wire [31:0] oldest = fetch_end_q - base_q > 32'(RING) ? fetch_end_q - 32'(RING) : base_q;
@@ -100,7 +101,7 @@ module tw_fetch import tw_pkg::*; (
       end
       if (counting) wait_q <= wait_q - 1'b1;
       if (arriving_q) valid_end_q <= valid_end_q + 32'(arriving_words_q);
-      if (decide) begin
+      if (decide && run) begin
         busy_q <= 1'b1;
         wait_q <= WAIT_BITS'(DMA_LATENCY);
         fetch_end_q <= fetch_end_q + 32'(size);
@@ -129,10 +130,12 @@ module tw_fetch import tw_pkg::*; (
     end
   end else begin : gen_narrow_write
     logic [511-GB:0] collected_q;  // the units of an instruction before its last
-    wire [511:0] collected = {data, collected_q};
     always_ff @(posedge clk) begin
-      if (arriving_q) collected_q <= collected[511:GB];
-      if (arriving_q && !flush && arriving_words_q != '0) buffer_q[arriving_slot_q] <= collected;
+      if (arriving_q) begin
+        automatic logic [511:0] collected = {data, collected_q};
+        collected_q <= collected[511:GB];
+        if (!flush && arriving_words_q != '0) buffer_q[arriving_slot_q] <= collected;
+      end
     end
   end
 endmodule

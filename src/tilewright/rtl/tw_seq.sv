@@ -1,7 +1,8 @@
-// tw_seq: the sequencer: dispatch, hardware loops, R registers, the six instruction queues.
+// tw_seq: the sequencer: dispatch, hardware loops, R registers.
 //
-// Implements "Sequencer and fetch" of docs/concepts/microarchitecture.md (fetch in tw_fetch): one
-// instruction a cycle, either appended to its engine's queue or, of the sequencer's own, executed.
+// Implements "Sequencer and fetch" of docs/concepts/microarchitecture.md (fetch in tw_fetch, queues
+// in tw_queue): one instruction a cycle, either appended to its engine's queue or, of the
+// sequencer's own, executed. `code_length` must be stable from the cycle before `run` on.
 
 module tw_seq import tw_pkg::*; (
     input  logic         clk,
@@ -29,12 +30,10 @@ module tw_seq import tw_pkg::*; (
     output logic [31:0]  give_mask,
     // Queues
     input  logic [5:0]   idle,
-    /* verilator lint_off UNUSEDSIGNAL */  // of missing channels
-    input  logic [5:0]   pop,
-    /* verilator lint_on UNUSEDSIGNAL */
-    output logic [5:0]   queue_valid,
-    output logic [5:0]   head_valid,    // and the head's semaphores are there
-    output logic [511:0] head[6]
+    input  logic [5:0]   queue_valid,
+    input  logic [5:0]   queue_full,
+    output logic [5:0]   push,
+    output logic [511:0] push_word      // with its addresses; zero without push
 );
   wire f_loop_count = FAULTS_BUILT && fault == FAULT_LOOP_COUNT;
   wire f_register_carry = FAULTS_BUILT && fault == FAULT_REGISTER_CARRY;
@@ -46,7 +45,8 @@ module tw_seq import tw_pkg::*; (
   logic trapped_q;
   logic [31:0] pc_q;
   logic checked_q;  // the instruction at pc was found legal in an earlier cycle
-  logic [R_REGISTERS-1:0][39:0] r_q;
+  logic [39:0] r_q[R_REGISTERS];
+  logic [31:0] code_length_q;
 
   // Open loops.
   logic [31:0] body_q[LOOPS];  // first instruction of the body
@@ -59,7 +59,6 @@ module tw_seq import tw_pkg::*; (
   wire [7:0] opcode = word[7:0];
   wire [1:0] innermost = 2'(depth_q - 1'b1);
 
-  logic [5:0] full;
   logic legal;
   logic [2:0] engine;
   logic acts;     // an instruction of the sequencer executes
@@ -67,6 +66,7 @@ module tw_seq import tw_pkg::*; (
   logic traps;
   logic jump;
 
+  wire runs_out = run && !stopped && pc_q == code_length_q;  // the code ended without `halt`
   wire quiet = &idle && queue_valid == '0;
 
   always_comb begin
@@ -74,7 +74,7 @@ module tw_seq import tw_pkg::*; (
     engine = SEQUENCER;
     acts = 1'b0;
     appends = 1'b0;
-    traps = run && !stopped && pc_q == code_length;
+    traps = 1'b0;
     jump = 1'b0;
     if (ready) begin
       legal = checked_q || is_legal(word);
@@ -85,7 +85,7 @@ module tw_seq import tw_pkg::*; (
         if (engine == SEQUENCER)
           acts = (word[39:8] & semaphore_zero) == '0
               && ((opcode != OP_FENCE && opcode != OP_HALT) || quiet);
-        else appends = !full[engine];
+        else appends = !queue_full[engine];
         jump = acts && opcode == OP_END_LOOP && left_q[innermost] != '0;
       end
     end
@@ -98,14 +98,16 @@ module tw_seq import tw_pkg::*; (
   assign give_mask = word[71:40];
   assign stopped = finished_q || trapped_q;
   assign finished = finished_q || (acts && opcode == OP_HALT);
-  assign trapped = trapped_q || traps;
+  assign trapped = trapped_q || traps || runs_out;
 
   tw_fetch fetch (
-      .clk, .rst, .run, .stopped, .code_length,
+      .clk, .rst, .run, .stopped, .code_length(code_length_q),
       .pc(pc_q), .jump, .target(body_q[innermost]), .ready, .word,
       .counting(fetch_counting), .request(fetch_request), .granted(fetch_granted),
       .data(fetch_data)
   );
+
+  always_ff @(posedge clk) code_length_q <= code_length;
 
   always_ff @(posedge clk) begin
     if (rst) begin
@@ -137,7 +139,7 @@ module tw_seq import tw_pkg::*; (
   // R registers: R0 is never written.
   wire [R_BITS-1:0] rd = R_BITS'(word[76:72]);
   always_ff @(posedge clk) begin
-    if (rst) r_q <= '0;
+    if (rst) for (int unsigned i = 0; i < R_REGISTERS; i++) r_q[i] <= '0;
     else if (config_write && !run) begin
       if (config_register != '0 && 32'(config_register) < R_REGISTERS)
         r_q[R_BITS'(config_register)] <= config_value;
@@ -146,25 +148,16 @@ module tw_seq import tw_pkg::*; (
       r_q[rd] <= plus_register(r_q[rd], word[116:77], f_register_carry);
   end
 
-  logic [511:0] resolved;  // the instruction with its addresses
-  always_comb begin
-    resolved = '0;
-    if (appends) resolved = with_registers(word, r_q, f_register_carry);
-  end
+  function automatic logic [R_REGISTERS-1:0][39:0] registers();
+    for (int unsigned i = 0; i < R_REGISTERS; i++) registers[i] = r_q[i];
+  endfunction
 
-  for (genvar e = 0; e < 6; e++) begin : gen_queue
-    if (e >= CHANNELS && e < 4) begin : gen_none
-      assign queue_valid[e] = 1'b0;
-      assign full[e] = 1'b1;
-      assign head[e] = '0;
-    end else begin : gen_some
-      tw_queue #(
-          .LOSES_LAST_SLOT(e == 4)
-      ) queue (
-          .clk, .rst, .fault, .push(appends && engine == e), .word(resolved), .pop(pop[e]),
-          .valid(queue_valid[e]), .full(full[e]), .head(head[e])
-      );
+  always_comb begin
+    push = '0;
+    push_word = '0;
+    if (appends) begin
+      for (int unsigned e = 0; e < 6; e++) push[e] = engine == 3'(e);
+      push_word = with_registers(word, registers(), f_register_carry);
     end
-    assign head_valid[e] = queue_valid[e] && (head[e][39:8] & semaphore_zero) == '0;
   end
 endmodule

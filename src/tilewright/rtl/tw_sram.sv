@@ -79,34 +79,41 @@ module tw_sram import tw_pkg::*; (
     end
   end
 
+  // What each bank is asked for.
+  logic [SRAM_BANKS-1:0] write;
+  logic [OFFSET_BITS-1:0] address[SRAM_BANKS];
+  logic [W-1:0] mask[SRAM_BANKS];
+  logic [WB-1:0] write_data[SRAM_BANKS];
+  always_comb begin
+    write = '0;
+    for (int unsigned b = 0; b < SRAM_BANKS; b++) begin
+      address[b] = '0;
+      mask[b] = '0;
+      write_data[b] = '0;
+    end
+    for (int unsigned p = 0; p < PORTS; p++) begin
+      if (granted[p]) begin
+        write[bank[p]] = request[p].write;
+        address[bank[p]] = offset_of(request[p].address);
+        mask[bank[p]] = request[p].mask;
+        write_data[bank[p]] = request[p].data;
+      end
+    end
+  end
+
   // Banks.
   logic [WB-1:0] read_data[SRAM_BANKS];
   logic [WB-1:0] debug[SRAM_BANKS];
+  wire bank_t debug_bank = bank_of(debug_address);
+  wire [OFFSET_BITS-1:0] debug_offset = offset_of(debug_address);
   for (genvar b = 0; b < SRAM_BANKS; b++) begin : gen_bank
-    logic write;
-    logic [OFFSET_BITS-1:0] address;
-    logic [W-1:0] mask;
-    logic [WB-1:0] write_data;
-    always_comb begin
-      write = 1'b0;
-      address = '0;
-      mask = '0;
-      write_data = '0;
-      for (int unsigned p = 0; p < PORTS; p++) begin
-        if (chosen[b][p]) begin
-          write = request[p].write;
-          address = offset_of(request[p].address);
-          mask = request[p].mask;
-          write_data = request[p].data;
-        end
-      end
-    end
     tw_bank memory (
-        .clk, .valid(chosen[b] != '0 && !rst), .write, .address, .mask, .data(write_data),
-        .read_data(read_data[b]), .debug_address(offset_of(debug_address)), .debug_data(debug[b])
+        .clk, .rst, .valid(chosen[b] != '0), .write(write[b]), .address(address[b]), .mask(mask[b]),
+        .data(write_data[b]), .read_data(read_data[b]), .debug(debug_bank == bank_t'(b)),
+        .debug_address(debug_offset), .debug_data(debug[b])
     );
   end
-  assign debug_data = debug[bank_of(debug_address)];
+  assign debug_data = debug[debug_bank];
 
   // Read data go to the port that was granted in the cycle before.
   bank_t from_q[PORTS];

@@ -47,11 +47,14 @@ module tw_top import tw_pkg::*; (
 
   assign target_digest = TARGET_DIGEST;
 
-  // Sequencer and queues.
+  // Sequencer.
   logic stopped;
   logic fetch_counting;
-  logic [5:0] head_valid;
-  logic [511:0] head[6];
+  /* verilator lint_off UNUSEDSIGNAL */  // of missing channels
+  logic [5:0] push;
+  /* verilator lint_on UNUSEDSIGNAL */
+  logic [511:0] push_word;
+  logic [5:0] queue_full;
   ddr_request_t [4:0] ddr_request;
   logic [4:0] ddr_granted;
   logic [6:0] take_valid;
@@ -64,13 +67,31 @@ module tw_top import tw_pkg::*; (
       .code_length, .finished, .trapped, .stopped, .dispatch_valid, .dispatch_engine,
       .fetch_counting, .fetch_request(ddr_request[4]), .fetch_granted(ddr_granted[4]),
       .fetch_data(mem_read_data), .semaphore_zero, .takes(take_valid[SEQ]),
-      .take_mask(take[SEQ]), .give_mask(give[SEQ]), .idle(engine_idle), .pop(start),
-      .queue_valid, .head_valid, .head
+      .take_mask(take[SEQ]), .give_mask(give[SEQ]), .idle(engine_idle), .queue_valid,
+      .queue_full, .push, .push_word
   );
 
-  for (genvar e = 0; e < SEQ; e++) begin : gen_take
+  // Queues: a head starts when its engine is idle and the semaphores it waits for are there.
+  for (genvar e = 0; e < SEQ; e++) begin : gen_queue
+    /* verilator lint_off UNUSEDSIGNAL */  // of missing channels
+    logic [511:0] head;
+    logic head_valid;
+    /* verilator lint_on UNUSEDSIGNAL */
+    if (e >= CHANNELS && e < MAC) begin : gen_none
+      assign queue_valid[e] = 1'b0;
+      assign queue_full[e] = 1'b1;
+      assign head = '0;
+    end else begin : gen_some
+      tw_queue #(
+          .LOSES_LAST_SLOT(e == MAC)
+      ) queue (
+          .clk, .rst, .fault(fault_q), .push(push[e]), .word(push_word), .pop(start[e]),
+          .valid(queue_valid[e]), .full(queue_full[e]), .head
+      );
+    end
+    assign head_valid = queue_valid[e] && (head[39:8] & semaphore_zero) == '0;
     assign take_valid[e] = start[e];
-    assign take[e] = head[e][39:8];
+    assign take[e] = head[39:8];
     assign give_valid[e] = done[e];
   end
   assign give_valid[SEQ] = take_valid[SEQ];
@@ -103,7 +124,8 @@ module tw_top import tw_pkg::*; (
   for (genvar c = 0; c < 4; c++) begin : gen_channel
     if (c < CHANNELS) begin : gen_some
       tw_dma #(.CHANNEL(c)) dma (
-          .clk, .rst, .fault(fault_q), .head_valid(head_valid[c]), .head(head[c]),
+          .clk, .rst, .fault(fault_q),
+          .head_valid(gen_queue[c].head_valid), .head(gen_queue[c].head),
           .pop(start[c]), .done(done[c]), .done_signals(give[c]), .idle(engine_idle[c]), .tick,
           .sram_request(sram_request[5+c]), .sram_granted(sram_granted[5+c]),
           .sram_data(sram_data[5+c]), .ddr_request(ddr_request[c]),
@@ -130,7 +152,8 @@ module tw_top import tw_pkg::*; (
   logic [N*32-1:0] m_data;
 
   tw_mac mac (
-      .clk, .rst, .fault(fault_q), .head_valid(head_valid[MAC]), .head(head[MAC]),
+      .clk, .rst, .fault(fault_q),
+      .head_valid(gen_queue[MAC].head_valid), .head(gen_queue[MAC].head),
       .pop(start[MAC]), .done(done[MAC]), .done_signals(give[MAC]), .idle(engine_idle[MAC]),
       .act_request(sram_request[0]), .act_granted(sram_granted[0]), .act_data(sram_data[0]),
       .wgt_request(sram_request[1]), .wgt_granted(sram_granted[1]), .wgt_data(sram_data[1]),
@@ -141,7 +164,8 @@ module tw_top import tw_pkg::*; (
       || (sram_request[1].valid && !sram_granted[1]);
 
   tw_vec vec (
-      .clk, .rst, .fault(fault_q), .head_valid(head_valid[VEC]), .head(head[VEC]),
+      .clk, .rst, .fault(fault_q),
+      .head_valid(gen_queue[VEC].head_valid), .head(gen_queue[VEC].head),
       .pop(start[VEC]), .done(done[VEC]), .done_signals(give[VEC]), .idle(engine_idle[VEC]),
       .a_request(sram_request[2]), .a_granted(sram_granted[2]), .a_data(sram_data[2]),
       .b_request(sram_request[3]), .b_granted(sram_granted[3]), .b_data(sram_data[3]),

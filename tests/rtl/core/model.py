@@ -338,7 +338,7 @@ class Core:
             channel, burst = fields["channel"], not fields["stream"]
             units = deque(
                 Access(
-                    fields["ddr"] + i * self.hardware.ddr_bus_bytes,
+                    (fields["ddr"] + i * self.hardware.ddr_bus_bytes) & MASK,
                     name == "dma_store",
                     burst=burst,
                 )
