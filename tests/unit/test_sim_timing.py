@@ -1,4 +1,4 @@
-"""Timing rules against plain enumeration and figures worked out by hand."""
+"""Estimates of timing and limits of instructions against enumeration and figures by hand."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.sim_programs import full
 from tilewright.spec.access import accesses
 from tilewright.spec.hardware import load_target
+from tilewright.spec.limits import overlaps_itself, violations
 from tilewright.spec.timing import (
     dma_timing,
     mac_timing,
@@ -89,7 +90,7 @@ def test_mac_timing_equals_walking_the_steps(
     assert list(timing.blocks) == blocks
     rows = 1 if diag else f["c_rows"] if channels[0] > 1 else f["c_last"]
     assert timing.first_load == rows
-    assert timing.cycles == timing.first_load + sum(blocks) + TINY.mac_latency
+    assert timing.cycles == 1 + timing.first_load + sum(blocks) + TINY.mac_latency
     # Port cycles never exceed the time, and MACs the array's cells.
     for port in timing.ports:
         assert port.cycles <= timing.first_load + sum(blocks)
@@ -120,7 +121,7 @@ def test_dma_bursts_merge_into_one_run() -> None:
     timing = dma_timing(TINY, f)
     # 8 DMA cycles of latency at half the core clock; 512 bytes: 32 DMA cycles, 64 words, 64 DDR.
     assert (timing.latency, timing.channel, timing.sram, timing.ddr) == (16, 64, 64, 64)
-    assert (timing.ddr_bytes, timing.bytes, timing.cycles) == (512, 512, 80)
+    assert (timing.ddr_bytes, timing.bytes, timing.cycles) == (512, 512, 1 + 80 + 4)
 
 
 def test_dma_stream_pays_granules_and_runs() -> None:
@@ -151,7 +152,7 @@ def test_drain_blocks() -> None:
              ox_stride=8, oy_stride=32, ob_stride=1024 - 512)  # fmt: skip
     timing = vec_timing(TINY, "vec_drain", f)
     assert timing.blocks == (8, 8, 4, 8, 8, 4)
-    assert timing.cycles == 40 + TINY.vector_latency
+    assert timing.cycles == 40 + TINY.vector_latency + 2
     raw = vec_timing(TINY, "vec_drain", {**f, "raw": 1, "ox_stride": 32, "oy_stride": 128})
     assert raw.blocks == (32, 32, 16, 16, 16, 8)
 
@@ -183,7 +184,7 @@ def test_drain_blocks() -> None:
     ],
 )  # fmt: skip
 def test_vector_cycles(name: str, fields: dict[str, int], cycles: int) -> None:
-    assert vec_cycles(TINY, name, full(name, **fields)) == cycles + TINY.vector_latency
+    assert vec_cycles(TINY, name, full(name, **fields)) == cycles + TINY.vector_latency + 2
 
 
 # Regions, checked against enumeration of every byte.
@@ -256,3 +257,56 @@ def test_regions_of_a_convolution_are_the_bytes_it_reads(
     assert np.flatnonzero(covered["wgt"])[[0, -1]].tolist() == (
         np.flatnonzero(read["wgt"])[[0, -1]].tolist()
     )
+
+
+# Limits.
+
+
+@given(
+    run=st.integers(1, 6),
+    dims=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 14)), min_size=1, max_size=4),
+)
+def test_overlap_with_itself_is_exact(run: int, dims: list[tuple[int, int]]) -> None:
+    seen: set[int] = set()
+    twice = False
+    for steps in itertools.product(*[range(count) for count, _ in dims]):
+        start = sum(step * stride for step, (_, stride) in zip(steps, dims, strict=True))
+        for byte in range(start, start + run):
+            twice |= byte in seen
+            seen.add(byte)
+    assert overlaps_itself(run, tuple(dims)) == twice
+
+
+def broken(name: str, **fields: int) -> list[str]:
+    return [rule.message for rule in violations(TINY, name, full(name, **fields))]
+
+
+def test_padded_runs_must_not_overlap() -> None:
+    load = {"stream": 1, "n0": 8, "n1": 4, "ddr_s1": 8}
+    # In the order of the runs the padding after the data would be written over them.
+    assert broken("dma_load", **load, sram_s1=4, pad1_hi=1) == [
+        "runs of a dma_load with padding must not overlap in SRAM"
+    ]
+    assert broken("dma_load", **load, sram_s1=0, pad1_lo=1)
+    assert broken("dma_load", **load, sram_s1=8, n2=2, sram_s2=40, pad1_lo=2)
+    assert not broken("dma_load", **load, sram_s1=8, n2=2, sram_s2=48, pad1_lo=2)
+    assert not broken("dma_load", **load, sram_s1=4)
+    assert not broken("dma_load", **{**load, "n1": 1}, sram_s1=0, n2=2, sram_s2=8, pad2_lo=1)
+
+
+def test_results_in_place_must_not_overlap_themselves() -> None:
+    copy = {"n0": 8, "src_s0": 1, "dst_s0": 1, "n1": 3, "src": 64, "dst": 64}
+    assert not broken("vec_copy", **copy, src_s1=8, dst_s1=8)
+    for stride in (0, 7):
+        assert broken("vec_copy", **copy, src_s1=stride, dst_s1=stride) == [
+            "dst (0x40) is a source too and must not overlap itself"
+        ]
+    # Elsewhere it may: the last one written stays.
+    assert not broken("vec_copy", **{**copy, "dst": 256}, src_s1=8, dst_s1=0)
+    add = {"n0": 8, "n1": 3, "b": 1024, "a_s1": 8, "b_s1": 8}
+    assert not broken("vec_eltwise", **add, dst_s1=8)
+    assert broken("vec_eltwise", **{**add, "a_s1": 0}, dst_s1=0)
+    assert broken("vec_eltwise", **{**add, "b": 0, "a": 1024, "b_s1": 4}, dst_s1=4)
+    assert broken("vec_eltwise", **{**add, "a_s1": 16}, dst_s1=8) == [
+        "dst (0x0) must not overlap a (0x0) unless both have the same address and strides"
+    ]

@@ -297,7 +297,6 @@ def _digest() -> int:
 def _compiled(digest: int):
     """Return the kernel; numba caches it by the values it closes over, and so by `digest`."""
 
-    @njit(cache=True, error_model="numpy")
     def simulate(addresses, lengths, until, skip):
         """Run to the end or to cycle `until`; return RUNNING, FINISHED, DEADLOCK or OVERFLOW."""
         s = _view(addresses, lengths, 0)
@@ -659,7 +658,11 @@ def _compiled(digest: int):
                         dma[channel * ENGINE_COLUMNS + X_BUDGET] + acc // core * bus, bus
                     )
 
-    return simulate
+    try:
+        return njit(cache=True, error_model="numpy")(simulate)
+    except RuntimeError:
+        # Neither beside this file nor in the user's folder can anything be written.
+        return njit(error_model="numpy")(simulate)
 
 
 simulate = _compiled(_digest())

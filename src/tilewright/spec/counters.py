@@ -38,11 +38,22 @@ COUNTERS: tuple[Counter, ...] = (
         "wait_accumulator",
         Scope.ENGINE,
         "cycles",
-        "MAC: the half of the M registers is full. Vector unit: the block is not finished.",
+        "MAC: the half of the M registers is not free. Vector unit: the block is not full, and "
+        "nothing else of it moved.",
     ),
-    Counter("wait_ddr", Scope.ENGINE, "cycles", "Lost because DDR is shared with other channels."),
-    Counter("wait_bank", Scope.ENGINE, "cycles", "Lost because an SRAM bank is shared."),
-    Counter("idle", Scope.ENGINE, "cycles", "The queue is empty."),
+    Counter(
+        "wait_ddr",
+        Scope.ENGINE,
+        "cycles",
+        "DDR did not grant its request: slower than the channel, or shared; no wait for a bank.",
+    ),
+    Counter("wait_bank", Scope.ENGINE, "cycles", "An SRAM bank did not grant one of its requests."),
+    Counter(
+        "idle",
+        Scope.ENGINE,
+        "cycles",
+        "The queue is empty, or an instruction is taken from it (a cycle each).",
+    ),
     Counter("busy", Scope.SEQUENCER, "cycles", "Instructions dispatched."),
     Counter("wait_queue", Scope.SEQUENCER, "cycles", "An engine's queue is full."),
     Counter("wait_fetch", Scope.SEQUENCER, "cycles", "The next instruction is not fetched yet."),
@@ -50,7 +61,7 @@ COUNTERS: tuple[Counter, ...] = (
     Counter("instructions", Scope.LAYER, "instructions", "Dispatched, loops unrolled."),
     Counter("bytes_loaded", Scope.LAYER, "bytes", "Useful bytes from DDR to SRAM."),
     Counter("bytes_stored", Scope.LAYER, "bytes", "Useful bytes from SRAM to DDR."),
-    Counter("ddr_bytes", Scope.LAYER, "bytes", "Moved by DDR: granules whole, no code."),
+    Counter("ddr_bytes", Scope.LAYER, "bytes", "Moved by DDR: units whole, no code."),
     Counter("useful_macs", Scope.LAYER, "MACs", "Multiply-accumulates asked for."),
     Counter(
         "padded_macs", Scope.LAYER, "MACs", "The same with every array cell of a step counted."

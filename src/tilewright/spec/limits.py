@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.spec.access import Access, Fields, accesses
+from tilewright.spec.access import MAX_RUNS, Access, Fields, accesses, element_bytes
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import DTYPES
 from tilewright.spec.timing import pixel_blocks, share_bank
@@ -64,6 +64,17 @@ def _ranges(hardware: Hardware, regions: list[Access]) -> Iterator[Violation]:
 def _dma(hardware: Hardware, f: Fields, regions: list[Access]) -> Iterator[Violation]:
     if f["channel"] >= hardware.dma_channels:
         yield Violation(f"channel must be 0..{hardware.dma_channels - 1}, not {f['channel']}")
+    if any(f.get(pad) for pad in ("pad1_lo", "pad1_hi", "pad2_lo", "pad2_hi")):
+        dims = (
+            (f["pad1_lo"] + f["n1"] + f["pad1_hi"], f["sram_s1"]),
+            (f["pad2_lo"] + f["n2"] + f["pad2_hi"], f["sram_s2"]),
+            (f["n3"], f["sram_s3"]),
+        )
+        if overlaps_itself(f["n0"], dims):
+            yield Violation(
+                "runs of a dma_load with padding must not overlap in SRAM",
+                "padding is written in the order of the runs, not before the data",
+            )
     if "ddr" not in f or f["stream"]:
         return
     burst = hardware.dma_burst_size
@@ -162,12 +173,43 @@ def _vec(hardware: Hardware, name: str, f: Fields, regions: list[Access]) -> Ite
         yield Violation(f"lo must be at most hi ({f['hi']}), not {f['lo']}")
     if "bias_shift" in f and abs(f["bias"]) << f["bias_shift"] >= 1 << MAX_BIAS_BITS:
         yield Violation(f"bias * 2^bias_shift must be below 2^{MAX_BIAS_BITS} in magnitude")
-    yield from _overlap(name, regions)
+    yield from _overlap(name, f, regions)
 
 
-def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
+def overlaps_itself(run: int, dims: tuple[tuple[int, int], ...]) -> bool:
+    """Return whether runs of `run` bytes at all steps of `dims` (count, stride) share a byte.
+
+    Exact up to `MAX_RUNS` runs; above, runs that do not simply nest count as overlapping.
+    """
+    extent = run
+    nested = True
+    for count, stride in sorted((dim for dim in dims if dim[0] > 1), key=lambda dim: dim[1]):
+        nested &= stride >= extent
+        extent += (count - 1) * stride
+    if nested:
+        return False
+    if any(count > 1 and stride == 0 for count, stride in dims):
+        return True
+    region = Access("", True, True, 0, run, tuple(dim for dim in dims if dim[0] > 1))
+    if region.runs > MAX_RUNS:
+        return True
+    starts = region.starts()
+    return len(starts) < region.runs or bool((starts[1:] - starts[:-1] < run).any())
+
+
+def _result_dims(name: str, f: Fields) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return bytes and steps of the runs that a `vec_copy` or `vec_eltwise` writes."""
+    size = element_bytes(f)
+    if name == "vec_copy":
+        return size, tuple((f[f"n{i}"], f[f"dst_s{i}"]) for i in range(4))
+    return f["n0"] * size, ((f["n1"], f["dst_s1"]), (f["n2"], f["dst_s2"]))
+
+
+def _overlap(name: str, f: Fields, regions: list[Access]) -> Iterator[Violation]:
     if name == "vec_drain":
         return
+    elementwise = name in ("vec_copy", "vec_eltwise")
+    in_place = False
     for result in (region for region in regions if region.write):
         for source in (region for region in regions if not region.write):
             same = (source.address, source.run, source.dims) == (
@@ -175,9 +217,15 @@ def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
                 result.run,
                 result.dims,
             )
-            elementwise = name in ("vec_copy", "vec_eltwise")
-            if not (same and elementwise) and source.overlaps(result):
+            if same and elementwise:
+                in_place = True
+            elif source.overlaps(result):
                 yield Violation(
                     f"dst (0x{result.address:x}) must not overlap {source.operand} "
                     f"(0x{source.address:x}) unless both have the same address and strides"
                 )
+    if in_place and overlaps_itself(*_result_dims(name, f)):
+        yield Violation(
+            f"dst (0x{f['dst']:x}) is a source too and must not overlap itself",
+            "operands are read ahead of results: a byte written twice may be read in between",
+        )

@@ -1,8 +1,9 @@
-"""Cycles of instructions when nothing has to wait, by the rules of docs/concepts/machine.md.
+"""Estimated cycles of instructions when nothing has to wait (docs/concepts/machine.md).
 
 Pure integer functions of the target and an instruction's fields (all of them, defaults included).
-The cycle simulator and the tiler's cost model both use these, so that what was planned is what is
-simulated.
+Schedules are made by these; how long an instruction really takes is known to the cycle simulator
+alone (docs/concepts/microarchitecture.md). Words are counted at the worst alignment, each engine is
+taken to be as fast as the slowest of its ports.
 """
 
 from __future__ import annotations
@@ -26,6 +27,12 @@ FETCH_INSTRUCTIONS = 16
 FETCH_BLOCKS = 4
 """Fetched blocks its buffer holds."""
 FETCH_BYTES = FETCH_INSTRUCTIONS * INSTRUCTION_BYTES
+POP = 1
+"""The cycle in which an engine takes an instruction from its queue."""
+DMA_PIPELINE = 4
+"""From the last unit's read to the last word's write: arrival, move, passing on, write."""
+VECTOR_PIPELINE = 1
+"""What a vector takes besides `vector_latency` from its last read to its first write."""
 
 
 def ceil_div(value: int, unit: int) -> int:
@@ -67,7 +74,7 @@ class PortUse:
 
 @dataclass(frozen=True, slots=True)
 class MacTiming:
-    """Core cycles of a `mac_conv`."""
+    """Estimated core cycles of a `mac_conv`."""
 
     first_load: int
     """Weights of the first step."""
@@ -82,13 +89,13 @@ class MacTiming:
 
     @property
     def cycles(self) -> int:
-        """All cycles from start to the last accumulator."""
-        return self.first_load + sum(self.blocks) + self.latency
+        """All cycles from start to end."""
+        return POP + self.first_load + sum(self.blocks) + self.latency
 
 
 @dataclass(frozen=True, slots=True)
 class DmaTiming:
-    """Core cycles and bytes of a DMA instruction."""
+    """Estimated core cycles and bytes of a DMA instruction."""
 
     latency: int
     channel: int
@@ -110,13 +117,13 @@ class DmaTiming:
 
     @property
     def cycles(self) -> int:
-        """All cycles from start to completion."""
-        return self.latency + self.data
+        """All cycles from start to end."""
+        return POP + self.latency + self.data + DMA_PIPELINE
 
 
 @dataclass(frozen=True, slots=True)
 class VecTiming:
-    """Core cycles of a vector instruction; a `vec_drain` has one entry a block."""
+    """Estimated core cycles of a vector instruction; a `vec_drain` has one entry a block."""
 
     blocks: tuple[int, ...]
     latency: int
@@ -124,8 +131,8 @@ class VecTiming:
 
     @property
     def cycles(self) -> int:
-        """All cycles from start to completion."""
-        return sum(self.blocks) + self.latency
+        """All cycles from start to end."""
+        return POP + sum(self.blocks) + self.latency + VECTOR_PIPELINE
 
 
 def _port(region: Access, cycles: int) -> PortUse:
