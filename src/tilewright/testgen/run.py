@@ -7,6 +7,7 @@ DDR, SRAM, and issue, start and end of every instruction.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -96,7 +97,8 @@ def _error(kind: str, error: TilewrightError) -> Finding:
     text = error.message
     if "deadlock" in text or error.code == "E0804":
         kind = "deadlock"
-    where = text.split("(", 1)[1].split(")", 1)[0] if "instruction" in text else ""
+    named = re.search(r"instruction \d+ \((\w+)\)", text)
+    where = named.group(1) if named else ""
     return Finding(kind, where, "; ".join([text, *error.details[:3]]))
 
 

@@ -256,7 +256,7 @@ def _is_structure(instr: Instr) -> bool:
 
 def _weight(case: Case) -> tuple[int, int]:
     fields = sum(
-        len(str(value))
+        1 + abs(value)
         for instr in case.program
         for name, value in instr.fields.items()
         if name not in ("wait", "signal") and value != DEFAULTS[instr.name][name]

@@ -91,6 +91,9 @@ def synchronise(
         registers: initial R registers.
         seed: of the order in which waits are chosen, and of the extra ones.
         extra: probability that an instruction also waits for some engine without need.
+
+    Raises:
+        ValueError: a drain has no convolution, or a gated loop not the gates it needs.
     """
     result = [
         Instr(instr.name, {k: v for k, v in instr.fields.items() if k not in ("wait", "signal")},
@@ -202,6 +205,8 @@ class _Sync:
             conv = None
             own: _Node | None = None
             if instr.name == "vec_drain":
+                if not pushed:
+                    raise ValueError("a drain has no convolution before it")
                 conv = pushed.pop(0)
                 if _blocks(conv.instr) > 2:
                     own = conv  # It cannot end before this begins.
