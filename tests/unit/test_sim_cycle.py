@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.unit.sim_programs import DMA0, MAC, VEC, bit, conv_case, dma_alone, full, pipeline
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
+from tilewright.sim.cycle_tables import resize_tables
 from tilewright.sim.trace import trace_events, trace_json
 from tilewright.spec.counters import COUNTERS, Scope, names
 from tilewright.spec.hardware import Hardware, load_target
@@ -518,3 +519,34 @@ def test_trace_tracks_do_not_overlap() -> None:
     rates = np.array([event["args"]["GB/s"] for event in counters])
     assert 0 < rates.max() <= EDGE.ddr_bus_bytes * EDGE.core_clock_mhz / 1000 + 1e-3
     assert rates[-1] == 0
+
+
+def test_tables_of_a_resize_are_found() -> None:
+    rows, columns = [(0, 1), (2, 3), (3, 3)], [(1, 2), (0, 3)]
+    entries = [(a, b, 1024, 1024) for a, b in [*rows, *columns]]
+    ddr = np.zeros(4096, np.uint8)
+    ddr[256 : 256 + 8 * len(entries)] = np.array(entries, "<u2").view(np.uint8).ravel()
+    block = np.zeros(9 * 8, np.uint8)
+    block[8 * 8 :] = 11
+    ddr[: block.size] = block
+    f = {"dst": BANK, "table_y": 2 * BANK, "table_x": 2 * BANK + 24, "n0": 8, "out_h": 3,
+         "out_w": 2, "in_h": 4, "in_w": 4, "src_sy": 32, "src_sx": 8, "dst_sy": 16,
+         "dst_sx": 8}  # fmt: skip
+    program = [
+        Instr("dma_load", {"sram": 3 * BANK, "n0": 72, "stream": 1}),
+        Instr("dma_load", {"ddr": 256, "sram": 2 * BANK, "n0": 40, "stream": 1}),
+        Instr("dma_fill", {"n0": 128}),
+        Instr("fence"),
+        Instr("vec_param", {"src": 3 * BANK}),
+        Instr("vec_resize", f),
+        Instr("halt"),
+    ]
+    (found,) = resize_tables(TINY, program, ddr)
+    assert [table.tolist() for table in found] == [
+        [list(pair) for pair in rows],
+        [list(pair) for pair in columns],
+    ]
+    simulator = CycleSimulator(TINY)
+    assert simulator.run(program, tables=[found]).cycles == simulator.run(program).cycles
+    crowded = [*program[:5], Instr("vec_resize", {**f, "src": 4}), program[6]]
+    assert simulator.run(crowded, tables=[found]).cycles > simulator.run(program).cycles

@@ -177,20 +177,12 @@ class _Run:
             head = self.current[engine] if running else self.ring[first]
             item = self.stream[head]
             f = item.fields
-            missing = [
-                str(bit) for bit in range(32) if f["wait"] >> bit & 1 and not self.semaphores[bit]
-            ]
-            why = f"waits for semaphore {', '.join(missing)}"
             if running:
-                half, block = "", 0
-                if engine == MAC:
-                    half = "an emptied half"
-                    block = self.mac[kernel.A_OB] * self._blocks(f) + self.mac[kernel.A_PB]
-                elif engine == VEC:
-                    half = "a pushed half"
-                    block = self.vec[kernel.U_3] * self._blocks(f)
-                    block += self.vec[kernel.U_2] // f["block_rows"]
-                why = f"waits for {half} of the M registers at block {block}"
+                why = self._stuck(engine, f)
+            else:
+                missing = f["wait"] & ~int(self.scalars[kernel.S_AVAILABLE])
+                numbers = [str(bit) for bit in range(32) if missing >> bit & 1]
+                why = f"waits for semaphore {', '.join(numbers)}"
             details.append(
                 f"{ENGINE_NAMES[engine]}: instruction {item.index} ({item.name}) of layer "
                 f'"{item.layer}" {why}'
@@ -198,6 +190,14 @@ class _Run:
         item = self.stream[self.scalars[kernel.S_NEXT]]
         return machine_error(item, "deadlock: no engine can go on", details)
 
-    @staticmethod
-    def _blocks(f: Mapping[str, int]) -> int:
-        return -(-f["out_h"] // f["block_rows"])
+    def _stuck(self, engine: int, f: Mapping[str, int]) -> str:
+        """Return what a started instruction waits for: only the other side of the M registers."""
+        from tilewright.sim import cycle_state as kernel
+
+        assert engine in (MAC, VEC), "DMA moves on its own"
+        blocks = -(-f["out_h"] // f["block_rows"])
+        if engine == MAC:
+            block = self.mac[kernel.A_OB] * blocks + self.mac[kernel.A_PB]
+            return f"waits for an emptied half of the M registers at block {block}"
+        block = self.vec[kernel.U_3] * blocks + self.vec[kernel.U_2] // f["block_rows"]
+        return f"waits for a pushed half of the M registers at block {block}"
