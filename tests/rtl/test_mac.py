@@ -55,7 +55,22 @@ def _targets() -> dict[str, Hardware]:
     }  # fmt: skip
 
 
-PAIRS = ("tiny8", "small4")
+def _odd_targets() -> dict[str, Hardware]:
+    both = ("int8", "int4")
+    targets = (
+        _small("words_of_4", 16, 4, mac_latency=7, sram_size=131072, dtypes=both),
+        _small("words_of_64", 4, 64, sram_size=61440, sram_banks=3, dtypes=both),
+        _small("large", 32, 8, sram_size=1 << 24, sram_banks=64, matrix_register_rows=33),
+        _small(
+            "words_of_256", 8, 256, sram_size=65536, sram_banks=2, matrix_registers=2,
+            matrix_register_rows=4, mac_latency=1000,
+        ),
+        _small("wide64", 64, 64, mac_saturation=False, sram_size=1 << 20, dtypes=both),
+    )  # fmt: skip
+    return {target.name: target for target in targets}
+
+
+PAIRS = ("tiny8", "small4", "words_of_4", "words_of_64", "words_of_256")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +83,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
         if name not in built:
             # A chip that is built without planted faults is tested too.
             built[name] = builder.build(
-                _targets()[name], faults=name != "edge16", pair=name in PAIRS
+                (_targets() | _odd_targets())[name], faults=name != "edge16", pair=name in PAIRS
             )
         return built[name]
 
@@ -109,6 +124,16 @@ def test_random_instructions(name: str, build: Callable[[str], Bench]) -> None:
     jobs = _jobs(target.hardware, 40, 1)
     for job, seen in zip(jobs, target.run(jobs), strict=True):
         assert _difference(target.hardware, job, seen) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(_odd_targets()))
+def test_other_sizes(name: str, build: Callable[[str], Bench]) -> None:
+    target = build(name)
+    for seed in (10, 11):
+        jobs = _jobs(target.hardware, 40, seed) + _near_limits(target, seed)
+        for job, seen in zip(jobs, target.run(jobs), strict=True):
+            assert _difference(target.hardware, job, seen) is None
 
 
 def _conv(**fields: int) -> dict[str, int]:
