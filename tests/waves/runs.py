@@ -89,8 +89,12 @@ def write_run(
     change: Callable[[list[UnitWrite]], None] | None = None,
     *,
     ddr_ports: bool = True,
+    split: bool = False,
 ) -> Path:
-    """Write the waveform of a run; `change` may spoil its writes."""
+    """Write the waveform of a run; `change` may spoil its writes.
+
+    With `split` the fields of SRAM's ports are signals of their own.
+    """
     log = CycleSimulator(hardware).run(program).log
     writes = unit_writes(program, hardware, ddr)
     if change is not None:
@@ -122,10 +126,16 @@ def write_run(
             request[cycle], granted[cycle] = 1 << bits - 1, 1
         request[cycle] |= (3 << bits - 2) << 8 * bits
         granted[cycle] &= ~(1 << 8)
-    signals |= {
-        f"{TOP}.sram.request": (9 * bits, request),
-        f"{TOP}.sram.granted": (9, granted),
-    }
+    if split:
+        low = {"data": (0, 8 * word), "mask": (8 * word, word), "address": (9 * word, address_bits),
+               "write": (bits - 2, 1), "valid": (bits - 1, 1)}  # fmt: skip
+        for port in range(9):
+            for name, (at, width) in low.items():
+                values = [value >> port * bits + at & (1 << width) - 1 for value in request]
+                signals[f"{TOP}.sram.request[{port}].{name}"] = (width, values)
+    else:
+        signals[f"{TOP}.sram.request"] = (9 * bits, request)
+    signals[f"{TOP}.sram.granted"] = (9, granted)
     if ddr_ports:
         signals |= {f"{TOP}.ddr.request": (5, [0] * cycles), f"{TOP}.ddr.granted": (5, ddr_granted)}
     widths = {"valid": 1, "write": 1, "code": 1, "address": 40, "mask": unit, "data": 8 * unit}

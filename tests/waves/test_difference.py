@@ -39,9 +39,10 @@ def test_a_right_run_has_none(tmp_path: Path, case: ConvCase, ddr_ports: bool) -
     assert first_difference(path, case.program, TINY, case.ddr) is None
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("name", ["dma_load", "vec_drain", "dma_store"])
 def test_a_wrong_bit_is_found_where_it_is_written(
-    tmp_path: Path, case: ConvCase, name: str
+    tmp_path: Path, case: ConvCase, name: str, split: bool
 ) -> None:
     seen: list[UnitWrite] = []
 
@@ -52,7 +53,7 @@ def test_a_wrong_bit_is_found_where_it_is_written(
             write.data ^= 1 << 8 * ((write.mask & -write.mask).bit_length() - 1)
         seen.append(own[len(own) // 2])
 
-    path = write_run(tmp_path / "a.vcd", case.program, TINY, case.ddr, spoil)
+    path = write_run(tmp_path / "a.vcd", case.program, TINY, case.ddr, spoil, split=split)
     found = first_difference(path, case.program, TINY, case.ddr)
     assert found is not None
     (wrong,) = seen

@@ -272,6 +272,27 @@ class _Write:
     signal: str
 
 
+def _request_places(wave: Waveform, scope: str) -> dict[str, str]:
+    """Return the signals of SRAM's requests: one packed array, or a scope a port with its fields.
+
+    Simulators show a packed array of structures either way.
+    """
+    if wave.has(scope, "request"):
+        return {"request": f"{scope}.request"}
+    fields = ("write", "address", "mask", "data")
+    places = {
+        f"{port}.{name}": f"{scope}.request[{port}].{name}"
+        for port in range(VECTOR_WRITE, SRAM_PORTS)
+        for name in fields
+    }
+    shown = all(
+        wave.has(f"{scope}.request[{port}]", name)
+        for port in range(VECTOR_WRITE, SRAM_PORTS)
+        for name in fields
+    )
+    return places if shown else {}
+
+
 class _Wave:
     """Signals of one run: the log, and the ports of the memories."""
 
@@ -281,11 +302,13 @@ class _Wave:
         top = wave.scope_with((*LOG_SIGNALS, "clk"), prefix)
         places = log_places(top)
         self.sram = self.ddr = ""
-        for scope in wave.scopes(("request", "granted"), top):
+        for scope in wave.scopes(("granted",), top):
             width = wave.changes([f"{scope}.granted"])[f"{scope}.granted"].width
             if width == SRAM_PORTS and not self.sram:
-                self.sram = scope
-                places |= {"request": f"{scope}.request", "granted": f"{scope}.granted"}
+                ports = _request_places(wave, scope)
+                if ports:
+                    self.sram = scope
+                    places |= {**ports, "granted": f"{scope}.granted"}
             elif width == DDR_PORTS and not self.ddr:
                 self.ddr = scope
                 places["ddr_granted"] = f"{scope}.granted"
@@ -304,13 +327,21 @@ class _Wave:
         self._check_width(str(path))
 
     def _check_width(self, path: str) -> None:
-        width, expected = self.sampled.widths["request"], SRAM_PORTS * self._request_bits
-        if width != expected:
-            raise TilewrightError(
-                "E0603",
-                f"`{path}` is not of target `{self.hardware.name}`",
-                [f"`{self.sram}.request` has {width} bits, not {expected}"],
-            )
+        word = self.hardware.sram_word_bytes
+        widths = {
+            "request": SRAM_PORTS * self._request_bits,
+            f"{VECTOR_WRITE}.address": self._address_bits,
+            f"{VECTOR_WRITE}.mask": word,
+            f"{VECTOR_WRITE}.data": 8 * word,
+        }
+        for name, expected in widths.items():
+            width = self.sampled.widths.get(name, expected)
+            if width != expected:
+                raise TilewrightError(
+                    "E0603",
+                    f"`{path}` is not of target `{self.hardware.name}`",
+                    [f"`{self.sram}.request` ({name}) has {width} bits, not {expected}"],
+                )
 
     @property
     def _address_bits(self) -> int:
@@ -324,25 +355,34 @@ class _Wave:
     def writes(self) -> Iterator[_Write]:
         """Yield the writes in order of time."""
         signals = self.sampled.signals
-        word, bits = self.hardware.sram_word_bytes, self._request_bits
-        address_bits = self._address_bits
-        for cycle, (request, granted) in enumerate(
-            zip(signals["request"], signals["granted"], strict=True)
-        ):
+        for cycle, granted in enumerate(signals["granted"]):
             for port in range(VECTOR_WRITE, SRAM_PORTS) if granted >> VECTOR_WRITE else ():
                 if not granted >> port & 1:
                     continue
-                value = request >> port * bits
-                if not value >> bits - 2 & 1:
+                write, address, mask, data = self._request(cycle, port)
+                if not write:
                     continue
-                data = value & (1 << 8 * word) - 1
-                mask = value >> 8 * word & (1 << word) - 1
-                address = (value >> 9 * word & (1 << address_bits) - 1) * word
                 engine = VEC if port == VECTOR_WRITE else port - FIRST_CHANNEL
+                address *= self.hardware.sram_word_bytes
                 signal = f"{self.sram}.request[{port}]"
                 yield _Write(cycle, engine, True, address, mask, data, signal)
             if self.has_memory and signals["mem_valid"][cycle]:
                 yield from self._ddr_write(cycle)
+
+    def _request(self, cycle: int, port: int) -> tuple[int, int, int, int]:
+        """Return (write, address, mask, data) of an SRAM port."""
+        signals = self.sampled.signals
+        if "request" not in signals:
+            write, address, mask, data = (
+                signals[f"{port}.{name}"][cycle] for name in ("write", "address", "mask", "data")
+            )
+            return write, address, mask, data
+        word, bits = self.hardware.sram_word_bytes, self._request_bits
+        value = signals["request"][cycle] >> port * bits
+        data = value & (1 << 8 * word) - 1
+        mask = value >> 8 * word & (1 << word) - 1
+        address = value >> 9 * word & (1 << self._address_bits) - 1
+        return value >> bits - 2 & 1, address, mask, data
 
     def _ddr_write(self, cycle: int) -> Iterator[_Write]:
         signals = self.sampled.signals

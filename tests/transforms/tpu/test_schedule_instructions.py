@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from xdsl.dialects.builtin import ModuleOp
 
@@ -193,7 +193,7 @@ def run(program: list[Instr], ddr: np.ndarray, seed: int | None = None) -> np.nd
     return memory
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**20), length=st.integers(2, 40))
 def test_random_programs_keep_their_meaning(seed: int, length: int) -> None:
     generator = Generator(TINY, seed)
