@@ -182,12 +182,12 @@ def _phases() -> str:
 def cli() -> str:
     """Every command and option."""
     from tilewright.cli.command import COMMANDS, build_parser
-    from tilewright.tools import opt, runner, translate
+    from tilewright.tools import opt, runner, testgen, translate
 
     parts: list[str] = []
     for command in COMMANDS:
         parts += list(_commands(build_parser(command)))[1:]
-    for tool in (opt, translate, runner):
+    for tool in (opt, translate, runner, testgen):
         parts += _commands(tool.build_parser())
     return page(
         "Command line",
