@@ -1,0 +1,71 @@
+"""Shrunk programs worth keeping, and the standard suite's clean half.
+
+Each file of `corpus` once told a faulty chip from a good one; `; cause:` says how.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+from tests.cosim.support import needs_verilator
+from tilewright.cosim.driver import RtlSimulator
+from tilewright.rtl.faults import FAULTS
+from tilewright.testgen.catalogue import run_catalogue, suite, suite_target
+from tilewright.testgen.programs import Case, from_text
+from tilewright.testgen.run import expect, run_rtl
+
+FILES = sorted(Path(__file__).with_name("corpus").glob("*.tpuasm"))
+
+
+def read(path: Path) -> Case:
+    return from_text(path.read_text("utf-8"), suite_target)
+
+
+@lru_cache
+def rtl(name: str) -> RtlSimulator:
+    return RtlSimulator(suite_target(name))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_simulators_agree(path: Path) -> None:
+    case = read(path)
+    case.verify()
+    expected, findings = expect(case)
+    assert expected is not None
+    assert findings == []
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_chip_agrees(path: Path) -> None:
+    case = read(path)
+    expected, findings = expect(case, ("cycle",))
+    assert expected is not None
+    assert findings + run_rtl(case, expected, rtl(case.hardware.name)) == []
+
+
+@needs_verilator
+@pytest.mark.slow
+def test_every_planted_fault_is_caught_and_the_clean_chip_passes() -> None:
+    verdicts = list(run_catalogue())
+    assert [v.fault.number if v.fault else 0 for v in verdicts] == [
+        0,
+        *(fault.number for fault in FAULTS),
+    ]
+    assert [v.fault for v in verdicts if not v.good] == []
+
+
+def test_there_is_a_program_for_every_fault() -> None:
+    names = {path.stem for path in FILES}
+    assert names >= {fault.name for fault in FAULTS}
+
+
+def test_the_suite_is_fixed() -> None:
+    names = [test.name for test in suite()]
+    assert len(set(names)) == len(names)
+    assert {test.target for test in suite()} == {"tiny8", "tiny8_a40"}
+    assert suite_target("tiny8_a40").ddr_address_bits == 40
