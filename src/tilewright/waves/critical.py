@@ -260,7 +260,7 @@ class TimingReport:
         if left is not None:
             verdict = "met" if left >= 0 else "MISSED"
             lines.append(
-                f"  deadline   {self.deadline_us:,.1f} us: {verdict}, slack {left:,.1f} us"
+                f"  deadline   {self.deadline_us:,.3f} us: {verdict}, slack {left:,.3f} us"
             )
         total = sum(item.cycles for item in self.links) or 1
         lines.append(f"  critical chain: {len(self.links)} links, {total:,} cycles")
