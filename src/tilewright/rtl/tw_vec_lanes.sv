@@ -257,9 +257,10 @@ module tw_vec_lanes
   logic [LANES-1:0][FACTOR_BITS-1:0] around;     // resize: sum of neighbours so far
   logic [LANES-1:0][FACTOR_BITS-1:0] around_q;
   /* verilator lint_off LATCH */  // variables of a block are no latches
+  /* verilator lint_off WIDTHCONCAT */  // as many zeros as that are meant
   always_comb begin
-    for (int unsigned i = 0; i < LANES; i++) sum[i] = '0;
-    for (int unsigned i = 0; i < LANES; i++) around[i] = '0;
+    sum = '0;
+    around = '0;
     peak = '0;
     if (compute && !is_param && !is_table) begin
       automatic logic [LANE_WORDS*WB-1:0] a_flat;
@@ -338,6 +339,7 @@ module tw_vec_lanes
       end
     end
   end
+  /* verilator lint_on WIDTHCONCAT */
   /* verilator lint_on LATCH */
   always_ff @(posedge clk) begin
     if (compute && opcode_q == OP_VEC_POOL) peak_q <= peak;
