@@ -19,6 +19,7 @@ from tests.unit.sim_programs import (
 )
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
+from tilewright.sim import cycle
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.sim.numeric import shift_round
@@ -269,6 +270,16 @@ def test_cycles_skipped_are_as_if_walked(seed: int, length: int, hardware: Hardw
             * hardware.core_clock_mhz / hardware.dma_clock_mhz).all()  # fmt: skip
     units = (skipped.totals["ddr_bytes"] + skipped.fetch_bytes) // hardware.ddr_bus_bytes
     assert units * hardware.core_clock_mhz <= skipped.cycles * hardware.ddr_clock_mhz
+
+
+@pytest.mark.parametrize("cycles", [1, 7, 100])
+def test_a_run_goes_on_where_it_was_interrupted(
+    cycles: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = pipeline(EDGE, 9, layers=3)
+    whole = CycleSimulator(EDGE).run(program)
+    monkeypatch.setattr(cycle, "CHUNK", cycles)
+    assert_equal_runs(whole, CycleSimulator(EDGE).run(program))
 
 
 @settings(max_examples=60, deadline=None)

@@ -76,6 +76,7 @@ from tilewright.sim.cycle_state import (
     RUNNING,
     S_AVAILABLE,
     S_BUSY,
+    S_CHANGED,
     S_DDR_ACC,
     S_DIGEST,
     S_DMA_ACC,
@@ -234,6 +235,15 @@ def _ticks_until(acc, step, modulus, count):
 
 
 @unit
+def _lose(lost, waits, cycles):
+    """Count `cycles` of every engine that waits."""
+    for e in range(6):
+        reason = waits >> 2 * e & 3
+        if reason:
+            lost[3 * e + reason - 1] += cycles
+
+
+@unit
 def _next_event(s, hw, state, wake, dma, plans, pid, current, vec, ready, requests):
     """Return the next cycle in which something can happen after one in which nothing did."""
     t = s[S_T]
@@ -328,7 +338,6 @@ def _compiled(digest: int):
         words = _view(addresses, lengths, 26)
         units = _view(addresses, lengths, 27)
         bursts = _view(addresses, lengths, 28)
-        why = _view(addresses, lengths, 29)
         s[S_DIGEST] = digest
         w, g = hw[H_WORD_SHIFT], hw[H_G]
         core, ddr_clock, dma_clock, bus = hw[H_CORE], hw[H_DDR], hw[H_DMA], hw[H_BUS]
@@ -337,22 +346,25 @@ def _compiled(digest: int):
         mac_latency, vector_latency = hw[H_MAC], hw[H_VECTOR]
         window = vector_latency + 3
         total = lengths[4]
+        t = s[S_T]
+        ddr_acc = s[S_DDR_ACC]
+        dma_acc = s[S_DMA_ACC]
         while True:
-            t = s[S_T]
             if t >= until:
+                s[S_T] = t
+                s[S_DDR_ACC] = ddr_acc
+                s[S_DMA_ACC] = dma_acc
                 return RUNNING
-            acc = s[S_DDR_ACC] + ddr_clock
+            ddr_acc += ddr_clock
             beats = 0
-            while acc >= core:
-                acc -= core
+            while ddr_acc >= core:
+                ddr_acc -= core
                 beats += 1
-            s[S_DDR_ACC] = acc
-            acc = s[S_DMA_ACC] + dma_clock
+            dma_acc += dma_clock
             ticks = 0
-            while acc >= core:
-                acc -= core
+            while dma_acc >= core:
+                dma_acc -= core
                 ticks += 1
-            s[S_DMA_ACC] = acc
             moves = False
 
             # Requests.
@@ -492,7 +504,8 @@ def _compiled(digest: int):
             busy = s[S_BUSY]
             overflow = False
             taken_by = 0
-            if s[S_QUEUED]:
+            if s[S_CHANGED]:
+                s[S_CHANGED] = 0
                 for e in range(6):
                     if state[e] == 0 and queue[2 * e + 1]:
                         head = queue[2 * e]
@@ -511,7 +524,8 @@ def _compiled(digest: int):
             if taken:
                 _take(taken, semaphores, s)
             ended = 0
-            why[0] = why[1] = why[2] = why[3] = why[4] = why[5] = -1
+            # Two bits an engine: one more than the reason its cycle is lost for.
+            waits = 0
             if busy:
                 for channel in range(channels):
                     if state[channel] == 2:
@@ -519,9 +533,9 @@ def _compiled(digest: int):
                         sram = granted >> (5 + channel) & 1
                         ddr = given >> channel & 1
                         if dma[x + X_SRAM] >= 0 and not sram:
-                            why[channel] = BANK
+                            waits |= BANK + 1 << 2 * channel
                         elif dma[x + X_DDR] >= 0 and not ddr:
-                            why[channel] = DDR
+                            waits |= DDR + 1 << 2 * channel
                         p = pid[current[channel]] * PLAN_COLUMNS
                         moved, done = dma_step(dma, x, plans, p, sram != 0, ddr != 0, ticks, bus)
                         if moved:
@@ -530,9 +544,9 @@ def _compiled(digest: int):
                             ended |= 1 << channel
                 if state[4]:
                     if ports & ~granted & 3:
-                        why[4] = BANK
+                        waits |= BANK + 1 << 8
                     elif mac_stalls:
-                        why[4] = ACCUMULATOR
+                        waits |= ACCUMULATOR + 1 << 8
                     p = pid[current[4]] * PLAN_COLUMNS
                     if granted & 1:
                         mac_reads(mac, plans, p, w)
@@ -571,9 +585,9 @@ def _compiled(digest: int):
                         granted,
                     )
                     if ports & ~granted & 28:
-                        why[5] = BANK
+                        waits |= BANK + 1 << 10
                     elif vec_stalls and not moved:
-                        why[5] = ACCUMULATOR
+                        waits |= ACCUMULATOR + 1 << 10
                     if moved or vec[U_DRAINS]:
                         moves = True
                     if freed:
@@ -581,11 +595,11 @@ def _compiled(digest: int):
                         vec[U_HALF] ^= 1
                     if done:
                         ended |= 32
-                for e in range(6):
-                    if why[e] >= 0:
-                        lost[3 * e + why[e]] += 1
+                if waits:
+                    _lose(lost, waits, 1)
                 if ended:
                     moves = True
+                    s[S_CHANGED] = 1
                     for e in range(6):
                         if ended >> e & 1:
                             i = current[e]
@@ -623,40 +637,44 @@ def _compiled(digest: int):
                 ring[pushed * depth + (tail if tail < depth else tail - depth)] = i
                 queue[2 * pushed + 1] += 1
                 s[S_QUEUED] += 1
-            if given_back and _give(given_back, semaphores, s, s[S_NEXT] - 1):
-                overflow = True
+                s[S_CHANGED] = 1
+            if given_back:
+                s[S_CHANGED] = 1
+                if _give(given_back, semaphores, s, s[S_NEXT] - 1):
+                    overflow = True
             if overflow:
                 return OVERFLOW
             if finished:
                 s[S_T] = t + 1
                 return FINISHED
             if moves:
-                s[S_T] = t + 1
+                t += 1
                 continue
+            s[S_T] = t
+            s[S_DDR_ACC] = ddr_acc
+            s[S_DMA_ACC] = dma_acc
             event = _next_event(s, hw, state, wake, dma, plans, pid, current, vec, ready, requests)
             if event == NEVER:
                 return DEADLOCK
             if not skip:
-                s[S_T] = t + 1
+                t += 1
                 continue
             # The cycles from t + 1 to before the event are like this one.
             event = min(event, until)
             more = event - t - 1
-            s[S_T] = event
+            t = event
             if more <= 0:
                 continue
             sequencer[slot] += more
-            for e in range(6):
-                if why[e] >= 0:
-                    lost[3 * e + why[e]] += more
-            s[S_DDR_ACC] = (s[S_DDR_ACC] + more * ddr_clock) % core
-            acc = s[S_DMA_ACC] + more * dma_clock
-            s[S_DMA_ACC] = acc % core
+            _lose(lost, waits, more)
+            ddr_acc = (ddr_acc + more * ddr_clock) % core
+            dma_acc += more * dma_clock
+            come = dma_acc // core * bus
+            dma_acc %= core
             for channel in range(channels):
                 if state[channel] == 2:
-                    dma[channel * ENGINE_COLUMNS + X_BUDGET] = min(
-                        dma[channel * ENGINE_COLUMNS + X_BUDGET] + acc // core * bus, bus
-                    )
+                    budget = dma[channel * ENGINE_COLUMNS + X_BUDGET]
+                    dma[channel * ENGINE_COLUMNS + X_BUDGET] = min(budget + come, bus)
 
     try:
         return njit(cache=True, error_model="numpy")(simulate)
