@@ -1,7 +1,7 @@
 // tw_vec: the vector unit. Pops an instruction, and is busy with it until its last vector retires.
-// Implements "Vector unit" and "Engines: common" of docs/concepts/microarchitecture.md: a reader and
-// a writer side by side on a sequence of vectors, the lanes between them. Computes int8; fp16 is not
-// built.
+// Implements "Vector unit" and "Engines: common" of docs/concepts/microarchitecture.md: a reader
+// and a writer side by side on a sequence of vectors, the lanes between them. Computes int8; fp16
+// is not built.
 module tw_vec
   import tw_pkg::*;
 (

@@ -4,7 +4,7 @@
 // docs/concepts/microarchitecture.md.
 //
 // A word granted in t is here in t + 1. A long latency has room for registers: from 2 on, operands
-// are collected before they are used (t + 2); from 3 on, the sum before the shift has its own (t + 3).
+// are collected before they are used (t + 2); from 3 on, the sum before the shift has one (t + 3).
 module tw_vec_lanes
   import tw_pkg::*;
 #(
@@ -190,7 +190,7 @@ module tw_vec_lanes
     early_valid_q <= item_done && !rst;
     late_valid_q  <= early_valid_q && !rst;
     a_arrives_q   <= a_take && !rst;
-    b_arrives_q   <= b_take && !rst;
+    b_arrives_q   <= b_take && opcode_q == OP_VEC_ELTWISE && !rst;  // else entries of tables
     if (a_take) a_word_q <= a_word;
     if (b_take) b_word_q <= b_word;
     if (item_done)

@@ -1,6 +1,6 @@
 // tw_vec_writer: the writing half of the vector unit. Counts the vectors in flight, lets each be
-// ready VECTOR_LATENCY + 1 cycles after it was read, keeps results in a FIFO and writes them, oldest
-// first. Implements "Vector unit" of docs/concepts/microarchitecture.md, writer.
+// ready VECTOR_LATENCY + 1 cycles after it was read, keeps results in a FIFO and writes them,
+// oldest first. Implements "Vector unit" of docs/concepts/microarchitecture.md, writer.
 module tw_vec_writer
   import tw_pkg::*;
 #(
@@ -70,7 +70,9 @@ module tw_vec_writer
       w_request.address = address[ADDRESS_BITS-1:WORD_BITS] + WORD_ADDRESS_BITS'(word_q);
       w_request.mask = '1;
       if (word_q == '0) w_request.mask = w_request.mask << offset;
-      if (last_word) w_request.mask = w_request.mask & ({W{1'b1}} >> (WORD_BITS'(W - 1) - last_offset));
+      if (last_word) begin
+        w_request.mask = w_request.mask & ({W{1'b1}} >> (WORD_BITS'(W - 1) - last_offset));
+      end
       w_request.data = around[(W+32'(word_q)*W-32'(offset))*8+:WB];
     end
   end

@@ -1,6 +1,6 @@
 // Runs a scenario on the vector unit: instructions one after another, an SRAM with one cycle of
-// latency, grants refused by a given pattern, halves of the M registers that fill after given times.
-// Usage: bench SCENARIO TRACE MEMORY. The format is that of `Scenario.write` in test_vec.py.
+// latency, grants refused by a given pattern, halves of the M registers that fill after given
+// times. Usage: bench SCENARIO TRACE MEMORY. The format is that of `Scenario.write`, programs.py.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -130,16 +130,20 @@ int main(int argc, char** argv) {
     for (auto& value : row) value = 0xdeadbeef;
     if (place[half] < of_half[half].size()) {
       const size_t block = of_half[half][place[half]];
-      const uint32_t* from = &rows[(block * static_cast<size_t>(half_rows) + top.m_row) * row_words];
+      const size_t line = block * static_cast<size_t>(half_rows) + top.m_row;
+      const uint32_t* from = &rows[line * row_words];
       for (size_t i = 0; i < row_words; i++) row[i] = full[half] ? from[i] : ~from[i];
     }
     std::memcpy(&top.m_data, row.data(), row.size() * 4);
     top.eval();
 
     if (top.pop) trace.push_back({t, POP, static_cast<int32_t>(next), 1});
-    if (top.a_valid) trace.push_back({t, READ_A, static_cast<int32_t>(top.a_address), top.a_granted});
-    if (top.b_valid) trace.push_back({t, READ_B, static_cast<int32_t>(top.b_address), top.b_granted});
-    if (top.w_valid) trace.push_back({t, WRITE, static_cast<int32_t>(top.w_address), top.w_granted});
+    const auto request = [&](int32_t kind, int32_t where, bool granted) {
+      trace.push_back({t, kind, where, granted});
+    };
+    if (top.a_valid) request(READ_A, static_cast<int32_t>(top.a_address), top.a_granted);
+    if (top.b_valid) request(READ_B, static_cast<int32_t>(top.b_address), top.b_granted);
+    if (top.w_valid) request(WRITE, static_cast<int32_t>(top.w_address), top.w_granted);
     for (int h = 0; h < 2; h++)
       if (top.half_freed >> h & 1) trace.push_back({t, FREED, h, 1});
     if (top.accumulator_stall) trace.push_back({t, STALL, 0, 1});
@@ -185,13 +189,15 @@ int main(int argc, char** argv) {
     if (popped) {
       for (const auto& poke : pokes)
         if (poke.instruction == static_cast<int64_t>(next))
-          std::memcpy(&memory[static_cast<size_t>(poke.address)], poke.bytes.data(), poke.bytes.size());
+          std::memcpy(&memory[static_cast<size_t>(poke.address)], poke.bytes.data(),
+                      poke.bytes.size());
       last_pop = t;
       next++;
     }
     if (done) {
       finished++;
-      dump.write(reinterpret_cast<const char*>(memory.data()), static_cast<std::streamsize>(memory.size()));
+      dump.write(reinterpret_cast<const char*>(memory.data()),
+                 static_cast<std::streamsize>(memory.size()));
     }
   }
   std::ofstream out(argv[2], std::ios::binary);
