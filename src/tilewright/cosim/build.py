@@ -32,7 +32,8 @@ RTL_FOLDER = Path(__file__).resolve().parents[1] / "rtl"
 HARNESS = Path(__file__).resolve().with_name("harness.cpp")
 
 MAX_ARRAY = 64
-MIN_MAC_LATENCY = 4
+MIN_MAC_LATENCY = 3
+"""Depth of the pipeline in `tw_mac`."""
 LOG_LINES = 12
 
 VERILATE = (
