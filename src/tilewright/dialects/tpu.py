@@ -195,6 +195,17 @@ class InstructionOp(IRDLOperation):
         name = layer.data if isinstance(layer, StringAttr) else ""
         return Instr(self.SPEC.name, self.given, name)
 
+    def synchronise(self, wait: int, signal: int) -> None:
+        """Replace the masks of semaphores waited for and signalled."""
+        masks = tuple((name, mask) for name, mask in (("wait", wait), ("signal", signal)) if mask)
+        # They are the first fields of the table.
+        rest = self.f.data if self.f is not None else ()
+        pairs = (*masks, *(pair for pair in rest if pair[0] not in ("wait", "signal")))
+        if pairs:
+            self.properties["f"] = FieldsAttr(pairs)
+        else:
+            self.properties.pop("f", None)
+
     def verify_(self) -> None:
         """Check that fields exist, are in range, in order, and differ from their defaults."""
         if self.f is None:

@@ -24,8 +24,8 @@ from tilewright.spec.timing import dma_timing, mac_timing, vec_timing
 
 WINDOWS = (4, 8, 32)
 """Instructions looked ahead: all are tried. Far sight is not always best in a greedy order."""
-AHEADS = (4, 7)
-"""Instructions an engine's queue is filled with before they can start: all are tried."""
+MANY, WINDOW = 30_000, 8
+"""Above so many instructions only one window is tried."""
 GAIN = 0.002
 """Least gain by the model for which a program is reordered: below, it is noise."""
 PENDING = 2
@@ -155,7 +155,8 @@ class Timeline:
         queue = self._queues[engine]
         issue = self._issue + 1
         if len(queue) == self._depth:
-            issue = max(issue, queue.popleft() + 1)
+            room = queue.popleft() + 1
+            issue = room if room > issue else issue
         self._issue = issue
         start = max(issue + 1, self.free[engine], self.ready(index))
         end = start + cost.cycles
@@ -384,12 +385,13 @@ def list_schedule(
     old = estimate(stream, hardware, dependencies, cost, best)
     shortest, limit = old, old * (1 - GAIN)
     priority = critical_lengths(dependencies, cost)
-    for window in WINDOWS:
+    # Queues are kept full but for the place that the next dispatch needs.
+    ahead = max(1, hardware.queue_depth - 1)
+    for window in WINDOWS if len(stream) <= MANY else (WINDOW,):
         placer = _Placer(stream, hardware, dependencies, cost, priority, window)
         placed = placer.run()
-        for ahead in AHEADS:
-            order = _interleave(stream, dependencies, placed, placer.timeline.start, ahead)
-            cycles = estimate(stream, hardware, dependencies, cost, order)
-            if cycles < min(shortest, limit):
-                best, shortest = order, cycles
+        order = _interleave(stream, dependencies, placed, placer.timeline.start, ahead)
+        cycles = estimate(stream, hardware, dependencies, cost, order)
+        if cycles < min(shortest, limit):
+            best, shortest = order, cycles
     return best, old, shortest

@@ -10,7 +10,7 @@ are not the compiler's, or when the model sees no gain; the decision log has the
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -22,7 +22,7 @@ from xdsl.passes import ModulePass
 
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.tpu import ProgramOp, from_instr
+from tilewright.dialects.tpu import InstructionOp, ProgramOp
 from tilewright.ir.context import compile_context
 from tilewright.schedule.constraints import Constraints
 from tilewright.schedule.dependencies import find_dependencies
@@ -99,20 +99,26 @@ def schedule_program(
         # Never seen; were the model of what blocks whom wrong, the order of the tiles is right.
         return False, f"the new order does not verify: {error.message}"
     written = _written(program, stream, order)
-    block = program.body.block
-    for old_op in list(block.ops):
-        old_op.detach()
-        old_op.erase()
-    block.add_ops([from_instr(instr) for instr in reordered])
+    _reorder(program, order, reordered)
     if written is not None:
         program.attributes["written"] = written
-    program.attributes[MARK] = StringAttr(_digest(program.instructions(), measured, hardware))
+    program.attributes[MARK] = StringAttr(_digest(reordered, measured, hardware))
     moved = sum(1 for place, index in enumerate(order) if place != index)
     times = f", {len(measured)} of them measured" if len(measured) else ""
     return True, (
         f"{moved} of {len(order)} instructions moved: {before} -> {after} cycles by the model"
         f"{times}"
     )
+
+
+def _reorder(program: ProgramOp, order: Sequence[int], reordered: Sequence[Instr]) -> None:
+    block = program.body.block
+    ops = [op for op in block.ops if isinstance(op, InstructionOp)]
+    for op in ops:
+        op.detach()
+    for index, instr in zip(order, reordered, strict=True):
+        ops[index].synchronise(instr.fields["wait"], instr.fields["signal"])
+    block.add_ops([ops[index] for index in order])
 
 
 def _runs(stream: Sequence[Dispatched]) -> list[tuple[int, int]]:
@@ -198,13 +204,14 @@ def _written(
         return None
     place = {index: position for position, index in enumerate(order)}
     stores = [index for index, item in enumerate(stream) if item.name == "dma_store"]
+    registers = {i.fields["rd"]: i.fields["value"] for i in stream if i.name == "set_reg"}
     found: dict[str, Attribute] = {}
     for name, value in old.data.items():
         assert isinstance(value, IntegerAttr)
         last = value.value.data
         # Stores of the same layer, and those of others into the tensor (parts of a concatenation).
         # Earlier tensors at the same bytes do no harm: their stores come before these.
-        low, high = _span(program, name, stream[last])
+        low, high = _span(program, name, stream[last], registers)
         places = [
             place[index]
             for index in stores
@@ -218,7 +225,9 @@ def _written(
     return DictionaryAttr(found)
 
 
-def _span(program: ProgramOp, name: str, store: Dispatched) -> tuple[int, int]:
+def _span(
+    program: ProgramOp, name: str, store: Dispatched, registers: Mapping[int, int]
+) -> tuple[int, int]:
     """Return the DDR addresses in which a tensor's elements start, a byte each at least."""
     module = program.parent_op()
     table = module.attributes.get("tensors") if module is not None else None
@@ -229,14 +238,7 @@ def _span(program: ProgramOp, name: str, store: Dispatched) -> tuple[int, int]:
     assert isinstance(offset, IntegerAttr)
     assert isinstance(shape, ArrayAttr)
     size = prod(item.value.data for item in shape if isinstance(item, IntegerAttr))
-    base = next(
-        (
-            item.fields["value"]
-            for item in program.instructions()
-            if item.name == "set_reg" and item.fields.get("rd") == store.fields["ddr_r"]
-        ),
-        0,
-    )
+    base = registers.get(store.fields["ddr_r"], 0)
     return base + offset.value.data, base + offset.value.data + size
 
 
