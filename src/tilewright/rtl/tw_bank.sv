@@ -14,7 +14,6 @@ module tw_bank import tw_pkg::*; #(
     input  logic [W-1:0]            mask,
     input  logic [WB-1:0]           data,
     output logic [WB-1:0]           read_data,
-    input  logic                    debug,
     input  logic [ADDRESS_BITS-1:0] debug_address,
     output logic [WB-1:0]           debug_data
 );
@@ -25,11 +24,7 @@ module tw_bank import tw_pkg::*; #(
   initial for (int unsigned i = 0; i < BANK_WORDS; i++) memory_q[i] = {W{8'hA5}};
 
   assign read_data = read_q;
-
-  always_comb begin
-    debug_data = '0;
-    if (debug) debug_data = memory_q[debug_address];
-  end
+  assign debug_data = memory_q[debug_address];
 
   always_ff @(posedge clk) begin
     if (valid && write && !rst) begin

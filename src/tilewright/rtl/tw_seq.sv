@@ -77,7 +77,8 @@ module tw_seq import tw_pkg::*; (
     traps = 1'b0;
     jump = 1'b0;
     if (ready) begin
-      legal = checked_q || is_legal(word);
+      if (checked_q) legal = 1'b1;
+      else legal = is_legal(word);
       engine = engine_of(word);
       traps = !legal || (opcode == OP_LOOP && depth_q == 3'(LOOPS))
           || (opcode == OP_END_LOOP && depth_q == '0);

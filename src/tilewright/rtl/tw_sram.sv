@@ -109,8 +109,8 @@ module tw_sram import tw_pkg::*; (
   for (genvar b = 0; b < SRAM_BANKS; b++) begin : gen_bank
     tw_bank memory (
         .clk, .rst, .valid(chosen[b] != '0), .write(write[b]), .address(address[b]), .mask(mask[b]),
-        .data(write_data[b]), .read_data(read_data[b]), .debug(debug_bank == bank_t'(b)),
-        .debug_address(debug_offset), .debug_data(debug[b])
+        .data(write_data[b]), .read_data(read_data[b]), .debug_address(debug_offset),
+        .debug_data(debug[b])
     );
   end
   assign debug_data = debug[debug_bank];
