@@ -68,6 +68,7 @@ def test_a_wrong_bit_is_found_where_it_is_written(
     signal = "mem_data" if name == "dma_store" else f"sram.request[{port}]"
     assert found.signal == f"{TOP}.{signal}"
     assert found.op.startswith(f"tpu.{name} #tpu.f<")
+    assert found.conv == (place_of(case, "mac_conv") if name == "vec_drain" else -1)
     text = "\n".join(found.lines())
     for part in (f"cycle {wrong.cycle}", f"0x{found.address:x}", f'"node{wrong.item.index}"'):
         assert part in text

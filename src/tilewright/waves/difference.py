@@ -8,8 +8,9 @@ instruction and the user's node.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -74,6 +75,8 @@ class Difference:
     """The user's node."""
     op: str
     """The operation of the tpu level."""
+    conv: int = -1
+    """The `mac_conv` whose accumulators a `vec_drain` writes, by position in the program."""
 
     def lines(self) -> list[str]:
         """Return what to tell a user."""
@@ -86,6 +89,8 @@ class Difference:
         if self.index >= 0:
             lines.append(f'  instruction {self.index} ({self.name}) of layer "{self.layer}"')
             lines.append(f"  {self.op}")
+        if self.conv >= 0:
+            lines.append(f"  its accumulators are of instruction {self.conv} (mac_conv)")
         return lines
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +128,8 @@ def first_difference(
     known = wrong if wrong is not None else len(wave.retired.engine)
     expected = _expected(code, stream, hardware, ddr, registers, wave.retired, known)
     found = _Replay(wave, stream, code, expected, known).run()
+    if found is not None and found.name == "vec_drain":
+        found = replace(found, conv=_conv_of(found, stream, wave.retired))
     if wrong is None:
         return found
     cycle = int(wave.retired.issue[wrong])
@@ -142,6 +149,23 @@ def first_difference(
         item,
         code,
     )
+
+
+def _conv_of(found: Difference, stream: Sequence[Dispatched], retired: Retired) -> int:
+    """Return the `mac_conv` of the `vec_drain` that ran in the cycle of a difference."""
+    pushed: deque[int] = deque()
+    conv = -1
+    for place, item in enumerate(stream):
+        if item.name == "mac_conv" and item.fields["push"]:
+            pushed.append(item.index)
+        elif item.name == "vec_drain" and pushed:
+            conv = pushed.popleft()
+            # A program in a loop has the same drain many times.
+            if item.index == found.index and place < len(retired.end):
+                end = int(retired.end[place])
+                if end < 0 or found.cycle < end:
+                    break
+    return conv
 
 
 def _first_dispatch(retired: Retired, stream: Sequence[Dispatched]) -> int | None:
