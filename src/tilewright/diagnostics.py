@@ -32,7 +32,7 @@ CODES: dict[str, str] = {
     "E0702": "A command-line argument is wrong.",
     "E0703": "An optional part of tilewright is not installed.",
     "E0801": "A tool that simulates the RTL is missing.",
-    "E0802": "The target cannot be built in RTL.",
+    "E0802": "The target cannot be built in RTL, or a program needs what the RTL does not have.",
     "E0803": "The RTL does not build, or the built RTL does not work.",
     "E0804": "A run of the RTL reached its limit of cycles.",
 }

@@ -166,6 +166,12 @@ def test_what_callers_must_not_do() -> None:
         trace_format(Path("x.json"))
 
 
+def test_fp16_is_refused_not_computed_wrong() -> None:
+    error = failed([Instr("vec_pool", {"dtype": 2}, "pool"), HALT])
+    assert error.code == "E0802"
+    assert 'layer "pool": instruction 0 (vec_pool) is fp16' in error.message
+
+
 def test_runs_are_independent() -> None:
     case = conv_case(TINY, 3)
     first = CHIP.run(case.program, case.ddr.copy())

@@ -19,6 +19,7 @@ from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.rtl.faults import FAULTS
 from tilewright.sim.retire import RetireLog
 from tilewright.sim.state import machine_error
+from tilewright.spec.access import FP16
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import INSTRUCTION_BYTES, IllegalInstructionError
 from tilewright.spec.program import (
@@ -164,7 +165,8 @@ class RtlSimulator:
 
         Raises:
             TilewrightError: E0602 when the chip traps, deadlocks or accesses DDR that does not
-                exist, naming what each engine is blocked in; E0804 after `max_cycles`.
+                exist, naming what each engine is blocked in; E0802 for fp16 instructions; E0804
+                after `max_cycles`.
         """
         if ddr.dtype != np.uint8 or ddr.ndim != 1 or not ddr.flags.c_contiguous:
             raise ValueError("ddr must be a contiguous one-dimensional uint8 array")
@@ -181,11 +183,29 @@ class RtlSimulator:
             encoded = encode_program(code)
             layers = [item.layer for item in code]
         stream = dispatch_order(self.hardware, encoded, layers, given)
+        _refuse_fp16(stream)
         run = _Run(self, stream, encoded, ddr, given, fault)
         try:
             return run.execute(max_cycles)
         finally:
             run.close()
+
+
+def _refuse_fp16(stream: Sequence[Dispatched]) -> None:
+    """Refuse what the modules do not compute, and would run as int8.
+
+    Raises:
+        TilewrightError: E0802.
+    """
+    for item in stream:
+        if item.fields.get("dtype") == FP16:
+            raise TilewrightError(
+                "E0802",
+                f'layer "{item.layer}": instruction {item.index} ({item.name}) is fp16, '
+                "which the RTL does not compute",
+                ["dtype: fp16; the RTL needs int8 or int4"],
+                "the simulators run it all the same: `tilewright simulate`",
+            )
 
 
 @lru_cache
