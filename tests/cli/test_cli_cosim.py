@@ -116,3 +116,52 @@ def test_model_that_runs_on_the_host(
     monkeypatch.setattr(driver, "_load", never)
     assert main(["cosim", str(model), "--fp32", "--quiet"]) == 0
     assert "nothing to co-simulate" in capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def two_programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two convolutions with a softmax between them, which runs on the host."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    random = np.random.default_rng(0)
+
+    def weight(name: str) -> Any:
+        return numpy_helper.from_array(random.normal(0, 0.2, (4, 4, 3, 3)).astype("f"), name)
+
+    graph = helper.make_graph(
+        [
+            helper.make_node("Conv", ["x", "w"], ["a"], "first"),
+            helper.make_node("Softmax", ["a"], ["s"], "soft", axis=1),
+            helper.make_node("Conv", ["s", "v"], ["y"], "second"),
+        ],
+        "two",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4, 9, 9])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4, 5, 5])],
+        [weight("w"), weight("v")],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 8
+    folder = tmp_path_factory.mktemp("two")
+    source, made_package = folder / "two.onnx", folder / "two.tpupkg"
+    source.write_bytes(made.SerializeToString())
+    command = ["compile", str(source), "--target", "tiny8", "--random-calibration"]
+    assert main([*command, "--no-simulate", "--quiet", "-o", str(made_package)]) == 0
+    return made_package
+
+
+@needs_verilator
+def test_several_programs(
+    two_programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["cosim", str(two_programs), "--quiet", "--json"]
+    assert main(command) == 0
+    content = json.loads(capsys.readouterr().out)
+    names = [program["name"] for program in content["programs"]]
+    assert len(names) == 2
+    trace = ["--trace", str(tmp_path / "t.vcd")]
+    assert main([*command, *trace]) == 2
+    assert "--trace takes one program; this model has 2" in capsys.readouterr().err
+    assert main([*command, *trace, "--segment", names[1]]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert [program["name"] for program in content["programs"]] == names[1:]
+    assert content["outputs"] == {"y": True}
