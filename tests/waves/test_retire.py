@@ -184,3 +184,13 @@ def test_the_library_missing_is_said(monkeypatch: pytest.MonkeyPatch, trace: Pat
         read_retired(trace)
     assert caught.value.code == "E0703"
     assert "tilewright[rtl]" in (caught.value.hint or "")
+
+
+def test_an_fst_file_of_the_rtl() -> None:
+    """A convolution traced by Verilator: two weights' loads, products, drain, store, halt."""
+    found = read_retired(Path(__file__).with_name("data") / "conv-tiny8.fst")
+    assert found.scope == "TOP.tw_top"
+    assert found.engine.tolist() == [0, 1, 1, 5, 4, 5, 0, 6]
+    assert found.clock_fs == 5_000_000
+    assert found.end.tolist()[-1] == found.cycles == 457
+    assert (found.end > found.start).all()

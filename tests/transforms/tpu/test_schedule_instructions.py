@@ -6,19 +6,22 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
 from tests.props.random_programs import Generator, setup, synchronise
+from tests.transforms.tpu.test_lower_affine_to_tpu import compiled
 from tilewright.codegen.verify import verify_program
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.context import CompileContext
 from tilewright.ir.io import new_context
 from tilewright.passes import make_pass
+from tilewright.runtime.runtime import Executor
 from tilewright.schedule.constraints import Constraint, Constraints, duration_fields
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.functional import FunctionalSimulator
+from tilewright.sim.state import State
 from tilewright.spec.hardware import load_target
-from tilewright.spec.program import Instr, full_fields
+from tilewright.spec.program import Dispatched, Instr, full_fields
 from tilewright.spec.timing import dma_cycles
 from tilewright.transforms.tpu.schedule_instructions import schedule_program
 
@@ -218,3 +221,29 @@ def test_the_random_programs_do_get_reordered() -> None:
         body = Generator(TINY, seed).program(30)
         fired += scheduled([*setup(TINY), *synchronise(body, TINY), Instr("halt")])[1]
     assert fired >= 10
+
+
+def test_written_says_when_tensors_are_complete_in_the_new_order() -> None:
+    made = compiled()
+    module = made.stages["tpu"].module
+    (op,) = (item for item in module.ops if isinstance(item, ProgramOp))
+    assert any(item.stage == "schedule-instructions" and item.fired for item in made.decisions)
+    written = op.attributes["written"]
+    assert isinstance(written, DictionaryAttr)
+    at = {value.value.data: name for name, value in written.data.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    executor = Executor(made.program, TINY)
+    inputs = {"x": np.random.default_rng(2).standard_normal((1, 3, 9, 7)).astype(np.float32)}
+    _, wanted = executor.run_tensors(inputs)
+    found: dict[str, np.ndarray] = {}
+
+    def hook(item: Dispatched, state: State) -> None:
+        name = at.get(item.index)
+        if name is not None:
+            info = made.program.tensors[name]
+            start = executor.base + info.offset
+            found[name] = state.ddr[start : start + info.size_bytes].copy()
+
+    executor.run(inputs, hook)
+    assert found.keys() == set(at.values()) == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name].view(np.int8), value.reshape(-1), name)
