@@ -617,7 +617,13 @@ def conv(
         if len(drains) != len(shapes):
             continue
         for f in convs:
-            b.append(Instr("mac_conv", f))
+            link = Instr("mac_conv", f)
+            if f["accumulate"] and not f["push"] and not b.in_loop and pick.chance(0.5):
+                # The half's content is kept from iteration to iteration.
+                loop = Instr("loop", {"count": pick.of(2, 3, 5)})
+                b.program += [Instr("fence"), loop, link, Instr("fence"), Instr("end_loop")]
+                continue
+            b.append(link)
             if between is not None and total <= 2 and kind == "chain" and pick.chance(0.3):
                 between()
         if between is not None and total <= 2 and pick.chance(0.5):
