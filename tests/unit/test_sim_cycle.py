@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import pairwise, product
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -14,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.unit.sim_programs import DMA0, MAC, VEC, bit, conv_case, dma_alone, full, pipeline
 from tilewright.diagnostics import TilewrightError
+from tilewright.sim import cycle_kernel
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.cycle_tables import resize_tables
 from tilewright.sim.trace import trace_events, trace_json
@@ -550,3 +553,11 @@ def test_tables_of_a_resize_are_found() -> None:
     assert simulator.run(program, tables=[found]).cycles == simulator.run(program).cycles
     crowded = [*program[:5], Instr("vec_resize", {**f, "src": 4}), program[6]]
     assert simulator.run(crowded, tables=[found]).cycles > simulator.run(program).cycles
+
+
+def test_the_cached_kernel_depends_on_every_file_it_is_made_from() -> None:
+    folder = Path(cycle_kernel.__file__).parent
+    for name in cycle_kernel.SOURCES:
+        text = (folder / f"cycle_{name}.py").read_text("utf-8")
+        used = set(re.findall(r"^from tilewright\.(\S+) import", text, re.MULTILINE))
+        assert used <= {f"sim.cycle_{source}" for source in cycle_kernel.SOURCES}

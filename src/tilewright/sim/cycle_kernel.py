@@ -294,13 +294,14 @@ def _view(addresses, lengths, number):
     return carray(pointer, lengths[number], dtype=np.int64)
 
 
+SOURCES = ("state", "dma", "mac", "vec", "kernel")
+"""Files `cycle_*.py` the compiled code is made from."""
+
+
 def _digest() -> int:
     """Return a number that changes with any file the kernel is compiled from."""
     folder = Path(__file__).parent
-    text = b"".join(
-        (folder / f"cycle_{name}.py").read_bytes()
-        for name in ("state", "dma", "mac", "vec", "kernel")
-    )
+    text = b"".join((folder / f"cycle_{name}.py").read_bytes() for name in SOURCES)
     return int.from_bytes(hashlib.sha256(text).digest()[:7], "little")
 
 
