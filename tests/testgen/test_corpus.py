@@ -12,7 +12,7 @@ import pytest
 
 from tests.cosim.support import needs_verilator
 from tilewright.cosim.driver import RtlSimulator
-from tilewright.rtl.faults import FAULTS
+from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.testgen.catalogue import run_catalogue, suite, suite_target
 from tilewright.testgen.programs import Case, from_text
 from tilewright.testgen.run import expect, run_rtl
@@ -25,8 +25,8 @@ def read(path: Path) -> Case:
 
 
 @lru_cache
-def rtl(name: str) -> RtlSimulator:
-    return RtlSimulator(suite_target(name))
+def rtl(name: str, faults: bool = False) -> RtlSimulator:
+    return RtlSimulator(suite_target(name), faults=faults)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -46,6 +46,18 @@ def test_the_chip_agrees(path: Path) -> None:
     expected, findings = expect(case, ("cycle",))
     assert expected is not None
     assert findings + run_rtl(case, expected, rtl(case.hardware.name)) == []
+
+
+@needs_verilator
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_the_program_kept_for_a_fault_still_shows_it(fault: Fault) -> None:
+    case = read(Path(__file__).with_name("corpus") / f"{fault.name}.tpuasm")
+    expected, _ = expect(case, ("cycle",))
+    assert expected is not None
+    faulty = rtl(case.hardware.name, faults=True)
+    assert run_rtl(case, expected, faulty, 0) == []
+    assert run_rtl(case, expected, faulty, fault.number) != []
 
 
 @needs_verilator
