@@ -193,3 +193,17 @@ def test_the_modules_are_shipped() -> None:
     assert "tw_top.sv" in names
     assert build.HARNESS.is_file()
     assert all(os.access(path, os.R_OK) for path in build.rtl_sources())
+
+
+@needs_verilator
+def test_generated_code_does_not_grow_with_memory(tmp_path: Path) -> None:
+    """Unrolled over the words of its banks this chip was 50 MB of C++, too much for a compiler."""
+    large = changed(TINY, sram_size=1 << 20, sram_banks=16, sram_word_bytes=64)
+    (tmp_path / "tw_pkg.sv").write_text(build.sv_package(large))
+    for file in build.rtl_sources():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    names = [file.name for file in build.rtl_sources()]
+    job = build._Job(tmp_path, build.find_tools(), tmp_path / "log")
+    job.verilate([*build.VERILATE, "tw_pkg.sv", *names])
+    size = sum(file.stat().st_size for file in tmp_path.glob("*.cpp"))
+    assert 100_000 < size < 15_000_000
