@@ -22,12 +22,16 @@ from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import MAC, SEQ, VEC, Dispatched
 from tilewright.spec.timing import dma_timing, mac_timing, vec_timing
 
-WINDOWS = (4, 8, 32)
-"""Instructions looked ahead: all are tried. Far sight is not always best in a greedy order."""
-MANY, WINDOW = 30_000, 8
-"""Above so many instructions only one window is tried."""
-GAIN = 0.002
-"""Least gain by the model for which a program is reordered: below, it is noise."""
+WINDOWS = (4, 32)
+"""Instructions looked ahead: nearly always best, and far enough for an instruction much slower than
+its neighbours.
+"""
+MANY = 30_000
+"""Above so many instructions only the first window is tried."""
+GAIN, FAR_GAIN = 0.002, 0.02
+"""Least gains by the model for which a program is reordered, and for which the far window is taken:
+below, it is noise of the model.
+"""
 PENDING = 2
 """`mac_conv`s ahead of the drains; more only wait for a half of the M registers."""
 
@@ -382,16 +386,17 @@ def list_schedule(
     `mac_conv`s. The order is the old one when no other gains. The same input gives the same order.
     """
     best = list(range(len(stream)))
-    old = estimate(stream, hardware, dependencies, cost, best)
-    shortest, limit = old, old * (1 - GAIN)
+    old = shortest = estimate(stream, hardware, dependencies, cost, best)
     priority = critical_lengths(dependencies, cost)
     # Queues are kept full but for the place that the next dispatch needs.
     ahead = max(1, hardware.queue_depth - 1)
-    for window in WINDOWS if len(stream) <= MANY else (WINDOW,):
+    gain = GAIN
+    for window in WINDOWS if len(stream) <= MANY else WINDOWS[:1]:
         placer = _Placer(stream, hardware, dependencies, cost, priority, window)
         placed = placer.run()
         order = _interleave(stream, dependencies, placed, placer.timeline.start, ahead)
         cycles = estimate(stream, hardware, dependencies, cost, order)
-        if cycles < min(shortest, limit):
+        if cycles < shortest * (1 - gain):
             best, shortest = order, cycles
+        gain = FAR_GAIN
     return best, old, shortest
