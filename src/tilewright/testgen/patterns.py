@@ -219,7 +219,8 @@ def table(b: Builder) -> bool:
     return True
 
 
-def _written_v(b: Builder, count: int) -> int | None:
+def written_v(b: Builder, count: int) -> int | None:
+    """Return the first of `count` V registers that were all written, or None."""
     starts = [
         v
         for v in range(b.hardware.vector_registers - count + 1)
@@ -257,7 +258,7 @@ def _scalar(b: Builder, entry: int) -> Fields:
 
 
 def _lookup(b: Builder) -> Fields:
-    v = _written_v(b, b.table_registers)
+    v = written_v(b, b.table_registers)
     if v is None or b.pick.chance(0.5):
         return {}
     return {"use_table": 1, "v_table": v}
@@ -513,7 +514,7 @@ def drain_fields(b: Builder, shape: Fields) -> Fields | None:
     pick = b.pick
     f = dict(shape)
     blocks = f["oc_blocks"]
-    v = _written_v(b, blocks)
+    v = written_v(b, blocks)
     entry = _entry(b, blocks)
     if v is None:
         return None
@@ -540,7 +541,7 @@ def drain_fields(b: Builder, shape: Fields) -> Fields | None:
     return f | b.address("dst", b.sram(size))
 
 
-def _meets(b: Builder, drain: Fields, convs: Sequence[Fields]) -> bool:
+def meets(b: Builder, drain: Fields, convs: Sequence[Fields]) -> bool:
     """Tell whether a drain would write what one of the convolutions reads, in any iteration."""
 
     def regions(name: str, f: Fields, keys: Sequence[str], values: dict[int, int]):
@@ -578,9 +579,9 @@ def conv(
     if prime:
         kind = pick.of("plain", "plain", "chain")
     for _ in range(4):
-        if _written_v(b, 3) is None or _entry(b, 3) is None:
+        if written_v(b, 3) is None or _entry(b, 3) is None:
             param(b, 3)
-    if _written_v(b, 1) is None:
+    if written_v(b, 1) is None:
         return False
     for _ in range(TRIES):
         blocks = {"plain": None, "chain": pick.of(1, 2), "two": 1}[kind]
@@ -610,7 +611,7 @@ def conv(
         for shape in shapes:
             f = _first(
                 lambda shape=shape: drain_fields(b, shape),
-                lambda f, convs=convs: b.fits("vec_drain", f) and not _meets(b, f, convs),
+                lambda f, convs=convs: b.fits("vec_drain", f) and not meets(b, f, convs),
             )
             if f is not None:
                 drains.append(f)
@@ -652,7 +653,7 @@ def saturate(b: Builder) -> bool:
     ok &= b.add("dma_fill", {"sram": high + half, "n0": array - half, "fill": 127, "channel": 1})
     shape = {"cols_last": array}
     work = {"act": low, "wgt": high, "k_h": kernel, "k_w": kernel, "c_last": array}
-    v = _written_v(b, 1)
+    v = written_v(b, 1)
     if v is None or not ok:
         return False
     ok &= b.add("mac_conv", shape | work)

@@ -15,7 +15,7 @@ from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Instr, engine_of, full_fields, where
-from tilewright.testgen import patterns
+from tilewright.testgen import extremes, patterns
 from tilewright.testgen.builder import Builder, Fields, valuations, writes_twice
 from tilewright.testgen.memory import Ddr, Window, far_windows, low_window, make_ddr
 from tilewright.testgen.sync import FROM_ENGINE, GATE, TO_ENGINE, synchronise
@@ -85,20 +85,20 @@ MIX: dict[str, dict[Maker, int]] = {
     "mixed": {
         patterns.load: 5, patterns.store: 4, patterns.fill: 2, patterns.param: 2,
         patterns.table: 1, _conv: 6, patterns.eltwise: 3, patterns.copy: 3, patterns.pool: 3,
-        patterns.resize: 2, patterns.registers: 2, patterns.fence: 1,
+        patterns.resize: 2, patterns.registers: 2, patterns.fence: 1, extremes.dma: 1,
     },
     "dma": {
         patterns.load: 8, patterns.store: 8, patterns.fill: 3, patterns.registers: 2,
-        patterns.fence: 1, patterns.copy: 1,
+        patterns.fence: 1, patterns.copy: 1, extremes.dma: 1,
     },
     "mac": {
         _conv: 10, patterns.load: 3, patterns.store: 2, patterns.param: 2, patterns.table: 1,
-        patterns.registers: 1,
+        patterns.registers: 1, extremes.mac: 1,
     },
     "vector": {
         patterns.eltwise: 5, patterns.copy: 5, patterns.pool: 4, patterns.resize: 4,
         patterns.param: 3, patterns.table: 2, patterns.load: 2, patterns.store: 2,
-        patterns.registers: 1, patterns.fence: 1,
+        patterns.registers: 1, patterns.fence: 1, extremes.vector: 1,
     },
     "control": {
         patterns.load: 3, patterns.store: 2, patterns.fill: 3, patterns.copy: 2,
@@ -286,7 +286,7 @@ def prime_k(b: Builder) -> None:
     # Before and behind: the array begins while the others are at work.
     disturb(b, f)
     shape = {key: f[key] for key in ("out_w", "out_h", "block_rows", "cols_last", "m_half")}
-    v = patterns._written_v(b, 1)
+    v = patterns.written_v(b, 1)
     if v is None:
         return
     spare = next(bank for bank in range(hw.sram_banks + 1) if bank not in banks)
