@@ -1,14 +1,17 @@
 """The SystemVerilog package `tw_pkg` of a target: sizes, latencies, encodings, port types.
 
-Everything in it comes from `spec/`: the RTL holds no number of its own.
+Everything in it comes from `spec/`: the RTL holds no number of its own. `python -m
+tilewright.rtl.package TARGET` prints it.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
+from tilewright.diagnostics import TilewrightError
 from tilewright.rtl.faults import FAULTS
-from tilewright.spec.hardware import Hardware
+from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.isa import (
     BY_NAME,
     DTYPES,
@@ -233,3 +236,21 @@ def sv_package(hardware: Hardware, *, faults: bool = False) -> str:
     lines += ["endpackage"]
     lines += ["/* verilator lint_on UNUSEDPARAM */", "/* verilator lint_on UNUSEDSIGNAL */", ""]
     return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print the package of the target that is the only argument."""
+    given = sys.argv[1:] if arguments is None else arguments
+    if len(given) != 1:
+        print("usage: python -m tilewright.rtl.package TARGET", file=sys.stderr)
+        return 2
+    try:
+        print(sv_package(load_target(given[0])), end="")
+    except TilewrightError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
