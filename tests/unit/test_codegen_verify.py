@@ -90,7 +90,9 @@ def test_params_and_dtypes_of_larger_targets() -> None:
     blocks = {"oc_blocks": 9}
     drain = [
         Instr("mac_conv", {**CONV, **blocks, "wgt": V2.bank_size, "wgt_ob_stride": 8}),
-        Instr("vec_drain", {**DRAIN, **blocks, "dst": 5 * V2.bank_size, "param": 56}),
+        Instr(
+            "vec_drain", {**DRAIN, **blocks, "ob_stride": 8, "dst": 5 * V2.bank_size, "param": 56}
+        ),
     ]
     assert "param: entries 56..64 must lie in 0..63" in refused(drain, V2).message
     assert "int4 is a type of weights" in refused([Instr("vec_copy", {"dtype": 1})], V2).message
@@ -111,7 +113,8 @@ def test_the_burst_message_is_the_documents() -> None:
 def test_a_drain_has_the_geometry_of_its_mac_conv(field: str) -> None:
     shape = {"out_h": 2, "out_w": 2, "block_rows": 2, "oc_blocks": 2}
     conv = Instr("mac_conv", {**CONV, **shape, "wgt_ob_stride": 64}, "a")
-    drain = Instr("vec_drain", {**DRAIN, **shape, "ox_stride": 16, "oy_stride": 32}, "b")
+    strides = {"ob_stride": 8, "ox_stride": 16, "oy_stride": 32}
+    drain = Instr("vec_drain", {**DRAIN, **shape, **strides}, "b")
     drain.fields[field] = 1
     assert f"{field} must be " in refused([conv, drain]).message
 

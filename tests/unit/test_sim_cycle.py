@@ -6,7 +6,6 @@ import json
 import re
 from itertools import pairwise, product
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -218,7 +217,7 @@ def test_blocks_of_mac_and_vector_unit_overlap() -> None:
     shape = {"out_h": 4, "out_w": 16, "block_rows": 1}
     result = run(
         Instr("mac_conv", {**CONV, **shape, "k_h": 2, "ox_stride": 8}, "a"),
-        Instr("vec_drain", {**DRAIN, **shape, "ox_stride": 8}, "a"),
+        Instr("vec_drain", {**DRAIN, **shape, "ox_stride": 8, "oy_stride": 128}, "a"),
     )
     # Both steps of a block hide the load of 8 rows behind 16 pixels.
     first = FETCH + 1
@@ -238,7 +237,7 @@ def test_a_slow_drain_holds_the_array_back() -> None:
     shape = {"out_h": 4, "out_w": 8, "block_rows": 1}
     result = run(
         Instr("mac_conv", {**CONV, **shape, "ox_stride": 8}, "a"),
-        Instr("vec_drain", {**DRAIN, **shape, "raw": 1, "ox_stride": 32}, "a"),
+        Instr("vec_drain", {**DRAIN, **shape, "raw": 1, "ox_stride": 32, "oy_stride": 256}, "a"),
     )
     # A pixel takes 4 words; 6 may be read ahead of the writer.
     work = FETCH + 2 + 8
@@ -448,7 +447,7 @@ def test_ddr_units_are_counted_whole() -> None:
 def test_padding_of_the_array_is_counted() -> None:
     result = run(
         Instr("mac_conv", {**CONV, "c_last": 3, "cols_last": 5, "out_w": 4, "ox_stride": 8}, "a"),
-        Instr("vec_drain", {**DRAIN, "cols_last": 5, "out_w": 4}, "a"),
+        Instr("vec_drain", {**DRAIN, "cols_last": 5, "out_w": 4, "ox_stride": 8}, "a"),
     )
     assert result.totals["useful_macs"] == 4 * 3 * 5
     assert result.totals["padded_macs"] == 4 * 64
@@ -458,7 +457,7 @@ def test_deadlock_names_what_each_engine_waits_for() -> None:
     program = [
         Instr("mac_conv", {**CONV, "out_h": 4, "wait": bit(DMA0, MAC)}, "a"),
         Instr("dma_fill", {"wait": bit(VEC, DMA0), "signal": bit(DMA0, MAC)}, "b"),
-        Instr("vec_drain", {**DRAIN, "out_h": 4}, "a"),
+        Instr("vec_drain", {**DRAIN, "out_h": 4, "oy_stride": 8}, "a"),
     ]
     with pytest.raises(TilewrightError, match="deadlock") as error:
         run(*program)
@@ -484,18 +483,11 @@ def test_limits_are_checked() -> None:
         run(Instr("loop", {"count": 65536}), Instr("fence", {"signal": 1}), Instr("end_loop"))
 
 
-def test_twenty_thousand_instructions_take_seconds() -> None:
-    program = pipeline(V2, 4000, layers=50)
-    run(Instr("fence"))  # compiled and loaded
-    start = perf_counter()
-    CycleSimulator(V2).run(program)
-    assert perf_counter() - start < 20  # 0.3 s on an idle machine
-
-
 def test_the_profile_of_a_long_run_is_bounded() -> None:
-    pool = {"n0": 8, "out_h": 300, "out_w": 300, "k_h": 3, "k_w": 3, "dst": 2 * BANK}
+    pool = {"n0": 1, "out_h": 64, "out_w": 64, "k_h": 15, "k_w": 15, "dst": 2 * BANK,
+            "dst_sx": 1, "dst_sy": 64}  # fmt: skip
     result = run(Instr("vec_pool", pool, "p"), Instr("dma_load", {**LOAD, "sram": BANK}, "l"))
-    assert result.cycles > 300 * 300 * 9
+    assert result.cycles > 64 * 64 * 225
     assert result.ddr_time.size == result.ddr_rate.size <= 8193
     moved = np.sum(result.ddr_rate[:-1] * np.diff(result.ddr_time))
     assert moved == pytest.approx(2048 + result.fetch_bytes)

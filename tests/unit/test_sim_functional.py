@@ -556,7 +556,7 @@ ERRORS: list[tuple[list[Instr], str]] = [
      'layer "c": instruction 0 (dma_load) on dma0: ddr: bytes 0xffa..0x1039 must lie in DDR'),
     ([Instr("dma_fill", {"sram": 32760, "n0": 16})], "must lie in SRAM"),
     ([Instr("vec_copy", {"n0": 16000, "n1": 16000, "n2": 4, "src_s0": 1, "src_s1": 1, "dst": 32700,
-                         "dst_s0": 0})], "src: 1024000000 elements are more than the simulator"),
+                         "dst_s0": 0})], "the runs it writes must not overlap each other"),
     ([Instr("dma_fill", {"channel": 2})], "channel must be 0..1, not 2"),
     ([Instr("dma_load", {"n0": 300})], "length 300 not divisible by burst_size 64"),
     ([Instr("vec_drain"), Instr("halt")], "deadlock: it waits for all engines"),
@@ -565,7 +565,8 @@ ERRORS: list[tuple[list[Instr], str]] = [
     ([Instr("mac_conv", {**CONV, "push": 0}),
       Instr("mac_conv", {**CONV, "accumulate": 1, "out_w": 2}), Instr("halt")],
      "accumulate reads 2 pixels x 1 columns of half 0, which holds 1 x 1"),
-    ([Instr("mac_conv", CONV), Instr("vec_drain", {"out_w": 2})], "out_w must be 1 as in the mac"),
+    ([Instr("mac_conv", CONV), Instr("vec_drain", {"out_w": 2, "ox_stride": 1})],
+     "out_w must be 1 as in the mac"),
     ([Instr("mac_conv", CONV), Instr("vec_drain", {})], "V0 is read but was never written"),
     ([Instr("vec_eltwise", {"a": 0, "b": 64, "dst": 128})], "entry 0 is read but was never"),
     ([Instr("vec_pool", {"dst": 64, "wait": 1 << 9}, "p"), Instr("halt")], "deadlock"),
@@ -593,7 +594,7 @@ def test_a_deadlock_names_what_each_engine_waits_for() -> None:
     program = [
         Instr("mac_conv", {**CONV, "out_h": 4, "wait": bit(DMA0, MAC)}, "a"),
         Instr("dma_fill", {"wait": bit(VEC, DMA0), "signal": bit(DMA0, MAC)}, "b"),
-        Instr("vec_drain", {"out_h": 4}, "a"),
+        Instr("vec_drain", {"out_h": 4, "oy_stride": 1}, "a"),
         Instr("halt"),
     ]
     with pytest.raises(TilewrightError, match="deadlock") as error:
@@ -612,7 +613,7 @@ def test_more_blocks_than_halves_need_a_drain_that_can_run() -> None:
         Instr("fence"),
         Instr("vec_param", {"src": 2048, "count": 1}),
         Instr("mac_conv", {**CONV, **blocks, "signal": bit(MAC, VEC)}),
-        Instr("vec_drain", {**blocks, "dst": 4096, "wait": bit(MAC, VEC)}),
+        Instr("vec_drain", {**blocks, "oy_stride": 1, "dst": 4096, "wait": bit(MAC, VEC)}),
         Instr("halt"),
     ]
     with pytest.raises(TilewrightError, match="deadlock"):

@@ -9,6 +9,8 @@ table; bits not assigned must be zero. Every instruction starts with the common 
 wait mask (semaphores decremented before it starts), signal mask (semaphores incremented when it
 has completed).
 
+An instruction writes no byte twice (its destination strides do not fold), so that the order inside
+it has no meaning; where it may work in place, source and destination are the same addresses.
 """
 
 from __future__ import annotations

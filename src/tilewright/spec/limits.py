@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tilewright.spec.access import MAX_RUNS, Access, Fields, accesses, element_bytes
+from tilewright.spec.access import MAX_RUNS, Access, Fields, access, accesses, element_bytes
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import DTYPES
 from tilewright.spec.timing import pixel_blocks, share_bank
@@ -42,6 +42,7 @@ def violations(
     if regions is None:
         regions = accesses(hardware, name, f)
     yield from _ranges(hardware, regions)
+    yield from _once(name, f)
     if name.startswith("dma_"):
         yield from _dma(hardware, f, regions)
     elif name == "mac_conv":
@@ -64,17 +65,6 @@ def _ranges(hardware: Hardware, regions: list[Access]) -> Iterator[Violation]:
 def _dma(hardware: Hardware, f: Fields, regions: list[Access]) -> Iterator[Violation]:
     if f["channel"] >= hardware.dma_channels:
         yield Violation(f"channel must be 0..{hardware.dma_channels - 1}, not {f['channel']}")
-    if any(f.get(pad) for pad in ("pad1_lo", "pad1_hi", "pad2_lo", "pad2_hi")):
-        dims = (
-            (f["pad1_lo"] + f["n1"] + f["pad1_hi"], f["sram_s1"]),
-            (f["pad2_lo"] + f["n2"] + f["pad2_hi"], f["sram_s2"]),
-            (f["n3"], f["sram_s3"]),
-        )
-        if overlaps_itself(f["n0"], dims):
-            yield Violation(
-                "runs of a dma_load with padding must not overlap in SRAM",
-                "padding is written in the order of the runs, not before the data",
-            )
     if "ddr" not in f or f["stream"]:
         return
     burst = hardware.dma_burst_size
@@ -173,7 +163,7 @@ def _vec(hardware: Hardware, name: str, f: Fields, regions: list[Access]) -> Ite
         yield Violation(f"lo must be at most hi ({f['hi']}), not {f['lo']}")
     if "bias_shift" in f and abs(f["bias"]) << f["bias_shift"] >= 1 << MAX_BIAS_BITS:
         yield Violation(f"bias * 2^bias_shift must be below 2^{MAX_BIAS_BITS} in magnitude")
-    yield from _overlap(name, f, regions)
+    yield from _overlap(name, regions)
 
 
 def overlaps_itself(run: int, dims: tuple[tuple[int, int], ...]) -> bool:
@@ -197,19 +187,59 @@ def overlaps_itself(run: int, dims: tuple[tuple[int, int], ...]) -> bool:
     return len(starts) < region.runs or bool((starts[1:] - starts[:-1] < run).any())
 
 
-def _result_dims(name: str, f: Fields) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return bytes and steps of the runs that a `vec_copy` or `vec_eltwise` writes."""
+def _written(name: str, f: Fields) -> tuple[int, tuple[tuple[int, int], ...]] | None:
+    """Return bytes and steps (count, stride) of the runs an instruction writes, if any."""
     size = element_bytes(f)
-    if name == "vec_copy":
-        return size, tuple((f[f"n{i}"], f[f"dst_s{i}"]) for i in range(4))
-    return f["n0"] * size, ((f["n1"], f["dst_s1"]), (f["n2"], f["dst_s2"]))
+    match name:
+        case "dma_load":
+            n1, n2 = f["pad1_lo"] + f["n1"] + f["pad1_hi"], f["pad2_lo"] + f["n2"] + f["pad2_hi"]
+            return f["n0"], ((n1, f["sram_s1"]), (n2, f["sram_s2"]), (f["n3"], f["sram_s3"]))
+        case "dma_store":
+            return f["n0"], tuple((f[f"n{i}"], f[f"ddr_s{i}"]) for i in (1, 2, 3))
+        case "dma_fill":
+            return f["n0"], ((f["n1"], f["sram_s1"]), (f["n2"], f["sram_s2"]))
+        case "vec_eltwise":
+            return f["n0"] * size, ((f["n1"], f["dst_s1"]), (f["n2"], f["dst_s2"]))
+        case "vec_copy":
+            return size, tuple((f[f"n{i}"], f[f"dst_s{i}"]) for i in range(4))
+        case "vec_pool" | "vec_resize":
+            return f["n0"] * size, ((f["out_w"], f["dst_sx"]), (f["out_h"], f["dst_sy"]))
+        case _:
+            return None
 
 
-def _overlap(name: str, f: Fields, regions: list[Access]) -> Iterator[Violation]:
+def _drain_overlaps(f: Fields) -> bool:
+    """Return whether a `vec_drain` writes a byte twice; its last block may be narrower."""
+    size = 4 if f["raw"] else element_bytes(f)
+    blocks, stride, last = f["oc_blocks"], f["ob_stride"], f["cols_last"] * size
+    pixels = ((f["out_w"], f["ox_stride"]), (f["out_h"], f["oy_stride"]))
+    if blocks == 1 or stride == f["cols"] * size:
+        return overlaps_itself((blocks - 1) * stride + last, pixels)
+    run, others = f["cols"] * size, (*pixels, (blocks - 1, stride))
+    return (
+        overlaps_itself(last, pixels)
+        or overlaps_itself(run, others)
+        or access("", True, True, 0, run, *others).overlaps(
+            access("", True, True, (blocks - 1) * stride, last, *pixels)
+        )
+    )
+
+
+def _once(name: str, f: Fields) -> Iterator[Violation]:
+    """An instruction writes each byte once: which value stayed would depend on the order inside."""
+    written = _written(name, f)
+    twice = _drain_overlaps(f) if name == "vec_drain" else written and overlaps_itself(*written)
+    if twice:
+        yield Violation(
+            "the runs it writes must not overlap each other",
+            "strides of dimensions with a count above 1 must be at least what lies inside them",
+        )
+
+
+def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
     if name == "vec_drain":
         return
     elementwise = name in ("vec_copy", "vec_eltwise")
-    in_place = False
     for result in (region for region in regions if region.write):
         for source in (region for region in regions if not region.write):
             same = (source.address, source.run, source.dims) == (
@@ -217,15 +247,8 @@ def _overlap(name: str, f: Fields, regions: list[Access]) -> Iterator[Violation]
                 result.run,
                 result.dims,
             )
-            if same and elementwise:
-                in_place = True
-            elif source.overlaps(result):
+            if not (same and elementwise) and source.overlaps(result):
                 yield Violation(
                     f"dst (0x{result.address:x}) must not overlap {source.operand} "
                     f"(0x{source.address:x}) unless both have the same address and strides"
                 )
-    if in_place and overlaps_itself(*_result_dims(name, f)):
-        yield Violation(
-            f"dst (0x{f['dst']:x}) is a source too and must not overlap itself",
-            "operands are read ahead of results: a byte written twice may be read in between",
-        )

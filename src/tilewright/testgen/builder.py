@@ -25,48 +25,6 @@ MAX_VALUATIONS = 48
 """Contents of R registers tried for an instruction in a loop; loops with more step no register."""
 
 
-_WRITES: dict[str, tuple[tuple[str, str], ...]] = {
-    "dma_fill": (("n1", "sram_s1"), ("n2", "sram_s2")),
-    "dma_store": (("n1", "ddr_s1"), ("n2", "ddr_s2"), ("n3", "ddr_s3")),
-    "vec_drain": (("oc_blocks", "ob_stride"), ("out_w", "ox_stride"), ("out_h", "oy_stride")),
-    "vec_eltwise": (("n1", "dst_s1"), ("n2", "dst_s2")),
-    "vec_copy": (("n0", "dst_s0"), ("n1", "dst_s1"), ("n2", "dst_s2"), ("n3", "dst_s3")),
-    "vec_pool": (("out_w", "dst_sx"), ("out_h", "dst_sy")),
-    "vec_resize": (("out_w", "dst_sx"), ("out_h", "dst_sy")),
-}
-"""Counts and strides of what an instruction writes (`dma_load`: with its padding)."""
-MAX_WRITES = 1 << 16
-
-
-def writes_twice(name: str, f: Fields) -> bool:
-    """Tell whether an instruction with all its fields writes a byte more than once.
-
-    Which of the values stays is not defined, so such an instruction is no test.
-    """
-    size = 2 if f.get("dtype", 0) == 2 else 1
-    if name == "dma_load":
-        dims = [
-            (f["n1"] + f["pad1_lo"] + f["pad1_hi"], f["sram_s1"]),
-            (f["n2"] + f["pad2_lo"] + f["pad2_hi"], f["sram_s2"]),
-            (f["n3"], f["sram_s3"]),
-        ]
-    elif name in _WRITES:
-        dims = [(f[count], f[stride]) for count, stride in _WRITES[name]]
-    else:
-        return False
-    run = size if name == "vec_copy" else f.get("n0", 1) * (1 if name.startswith("dma") else size)
-    if name == "vec_drain":
-        columns = max(f["cols_last"], f["cols"] if f["oc_blocks"] > 1 else 1)
-        run = columns * (4 if f["raw"] else size)
-    starts = np.zeros(1, np.int64)
-    for count, stride in dims:
-        if count * starts.size > MAX_WRITES:
-            return True
-        steps = np.arange(count, dtype=np.int64) * stride
-        starts = (steps[:, None] + starts[None, :]).reshape(-1)
-    return bool((np.diff(np.sort(starts)) < run).any())
-
-
 @dataclass
 class Builder:
     """A program under construction."""
@@ -179,8 +137,6 @@ class Builder:
             if not item.low <= value <= item.high:
                 return False
         f = full_fields(Instr(name, fields))
-        if writes_twice(name, f):
-            return False
         moved = any(f[register] for _, register in ADDRESSES[name])
         for values in self.values if moved else self.values[:1]:
             at = dict(f)

@@ -14,9 +14,9 @@ from tilewright.codegen.assembler import format_program, parse_program
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
 from tilewright.spec.hardware import Hardware
-from tilewright.spec.program import SEQ, Instr, engine_of, full_fields, where
+from tilewright.spec.program import SEQ, Instr, engine_of, full_fields
 from tilewright.testgen import extremes, patterns
-from tilewright.testgen.builder import Builder, Fields, valuations, writes_twice
+from tilewright.testgen.builder import Builder, Fields, valuations
 from tilewright.testgen.memory import Ddr, Window, far_windows, low_window, make_ddr
 from tilewright.testgen.sync import FROM_ENGINE, GATE, TO_ENGINE, synchronise
 from tilewright.testgen.values import Pick
@@ -52,9 +52,6 @@ class Case:
         Raises:
             TilewrightError: E0501.
         """
-        for index, instr in enumerate(self.program):
-            if writes_twice(instr.name, full_fields(instr)):
-                raise TilewrightError("E0501", f"{where(index, instr)}: it writes a byte twice")
         verify_program(self.program, self.hardware, registers=self.registers)
 
 
