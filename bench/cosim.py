@@ -16,7 +16,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-
 RUN = "import sys; from tilewright.cli import main; sys.exit(main())"
 
 

@@ -8,12 +8,12 @@ from tilewright.rtl.synthesis import elaborate, main
 from tilewright.spec.hardware import load_target
 
 
-def test_the_synthesis_tool_reads_tiny8():
+def test_the_synthesis_tool_reads_tiny8() -> None:
     elaborate(load_target("tiny8"))
 
 
 @pytest.mark.slow
-def test_counts_of_tiny8(capsys):
+def test_counts_of_tiny8(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--target", "tiny8", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     total, modules = result["total"], result["modules"]

@@ -125,16 +125,15 @@ def test_another_dispatch_is_found(tmp_path: Path, case: ConvCase) -> None:
 
 
 def test_bytes_written_twice_count_in_the_end(tmp_path: Path) -> None:
-    """Overlapping rows: only the last value of a byte is the instruction's."""
+    """A chip that writes a word first in part: only the last value of a byte counts."""
     program = [
-        Instr("dma_load", {"ddr": 0, "sram": 64, "n0": 24, "n1": 3, "sram_s1": 8, "ddr_s1": 24,
+        Instr("dma_load", {"ddr": 0, "sram": 64, "n0": 24, "n1": 3, "sram_s1": 24, "ddr_s1": 24,
                            "stream": 1}, "rows"),
         Instr("halt"),
     ]  # fmt: skip
     ddr = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
 
     def early(writes: list[UnitWrite]) -> None:
-        # The first row's second word first has the first row's bytes.
         first = min(writes, key=lambda w: w.cycle)
         again = UnitWrite(first.place, first.item, True, 72, 0xFF, 0, first.cycle - 1)
         writes.append(again)
