@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.unit.sim_programs import ConvCase, conv_case
@@ -122,32 +121,6 @@ def test_another_dispatch_is_found(tmp_path: Path, case: ConvCase) -> None:
     found = first_difference(path, other, TINY, case.ddr)
     assert found is not None
     assert (found.kind, found.index, found.layer) == ("dispatch", place, "extra")
-
-
-def test_bytes_written_twice_count_in_the_end(tmp_path: Path) -> None:
-    """A chip that writes a word first in part: only the last value of a byte counts."""
-    program = [
-        Instr("dma_load", {"ddr": 0, "sram": 64, "n0": 24, "n1": 3, "sram_s1": 24, "ddr_s1": 24,
-                           "stream": 1}, "rows"),
-        Instr("halt"),
-    ]  # fmt: skip
-    ddr = np.random.default_rng(0).integers(0, 256, 4096).astype(np.uint8)
-
-    def early(writes: list[UnitWrite]) -> None:
-        first = min(writes, key=lambda w: w.cycle)
-        again = UnitWrite(first.place, first.item, True, 72, 0xFF, 0, first.cycle - 1)
-        writes.append(again)
-
-    path = write_run(tmp_path / "a.vcd", program, TINY, ddr, early)
-    assert first_difference(path, program, TINY, ddr) is None
-
-    def wrong(writes: list[UnitWrite]) -> None:
-        max(writes, key=lambda w: w.cycle).data ^= 0x80
-
-    path = write_run(tmp_path / "b.vcd", program, TINY, ddr, wrong)
-    found = first_difference(path, program, TINY, ddr)
-    assert found is not None
-    assert found.kind == "value"
 
 
 def test_what_is_needed_and_missing_is_named(tmp_path: Path, case: ConvCase) -> None:

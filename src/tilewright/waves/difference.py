@@ -231,9 +231,6 @@ class _Written:
             memory[low:high].tobytes() for low, high in zip(self.lows, self.highs, strict=True)
         ]
         self.done = [bytearray(len(part)) for part in self.content]
-        size = sum(map(len, self.content))
-        self.again = sum(region.runs * region.run for region in regions) > size
-        """Writes some byte more than once: only its last value counts."""
 
     def find(self, address: int) -> tuple[int, int] | None:
         """Return the interval of a byte and the byte's place in it."""
@@ -446,8 +443,6 @@ class _Replay:
         self.ends = sorted(
             (int(retired.end[p]) - 1, p) for own in self.places for p in own if retired.end[p] >= 0
         )
-        self.late: dict[int, dict[int, int]] = {}
-        """Last values written by instructions that write bytes twice."""
 
     def run(self) -> Difference | None:
         """Return the first difference."""
@@ -496,7 +491,7 @@ class _Replay:
         data = write.data.to_bytes(size, "little")
         memory = "sram" if write.sram else "ddr"
         item = self.stream[place] if place >= 0 else None
-        if written is not None and written.sram == write.sram and not written.again:
+        if written is not None and written.sram == write.sram:
             found = written.find(write.address)
             full = write.mask == (1 << size) - 1
             if full and found is not None:
@@ -521,9 +516,7 @@ class _Replay:
             part, at = found
             must = written.content[part][at]
             written.done[part][at] = 1
-            if written.again:
-                self.late.setdefault(place, {})[address] = value
-            elif must != value:
+            if must != value:
                 return _difference(
                     "value", write.cycle, write.signal, engine, memory, address, must, value,
                     item, self.code,
@@ -537,15 +530,6 @@ class _Replay:
         item = self.stream[place]
         memory = "sram" if written.sram else "ddr"
         signal = f"{self.wave.sampled.scope}.done[{item.engine}]"
-        for address, value in sorted(self.late.pop(place, {}).items()):
-            found = written.find(address)
-            assert found is not None, "noted when it was written"
-            must = written.content[found[0]][found[1]]
-            if must != value:
-                return _difference(
-                    "value", cycle, signal, item.engine, memory, address, must, value,
-                    item, self.code,
-                )  # fmt: skip
         hole = written.missing()
         if hole is None:
             return None
