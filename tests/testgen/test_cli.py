@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.cosim.own import slow_engine, wrong_constant
+from tests.cosim.support import needs_verilator
 from tilewright.testgen import run as run_module
 from tilewright.testgen.programs import Case, from_text
 from tilewright.testgen.run import Finding, Outcome
@@ -83,6 +85,8 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
         (["--test-stall-pattern=prime"], "it must be prime_k"),
         (["--backends", "cycle,verilog"], "`verilog` must be one of functional, cycle, rtl"),
         (["--count", "-1"], "it must be 0 or more"),
+        (["--rtl", "x", "--backends", "cycle"], "`--rtl` needs the level rtl"),
+        (["--rtl", "x", "--faults"], "not with --rtl"),
     ],
 )
 def test_wrong_arguments(
@@ -90,6 +94,34 @@ def test_wrong_arguments(
 ) -> None:
     assert main(arguments) == 2
     assert message in capsys.readouterr().err
+
+
+@needs_verilator
+def test_own_modules(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("wrong", "slow", "broken")]
+    for folder in folders:
+        folder.mkdir()
+    wrong, slow, broken = folders
+    wrong_constant(wrong)
+    slow_engine(slow)
+    (broken / "tw_sem.v").write_text("module tw_sem(; endmodule\n")
+    arguments = ["--target", "tiny8", "--profile", "mac", "--count", "2", "--json"]
+    for folder, kind in ((wrong, "value"), (slow, "time")):
+        assert main([*arguments, "--rtl", str(folder)]) == 1
+        report = json.loads(capsys.readouterr().out)
+        assert report["backends"] == ["functional", "cycle", "rtl"]
+        assert [failure["kind"] for failure in report["failures"]] == [kind, kind]
+        assert report["failures"][0]["command"].endswith(
+            f"--backends functional,cycle,rtl --rtl {folder}"
+        )
+    # What does not build is said once, and is no failure of a program.
+    assert main([*arguments, "--rtl", str(broken)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error[E0803]" in err
+    assert f"{broken}/tw_sem.v:1:" in err
+    assert main([*arguments, "--rtl", str(tmp_path / "nowhere")]) == 1
+    assert "E0701" in capsys.readouterr().err
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,7 +39,6 @@ def test_simulators_agree(path: Path) -> None:
 
 
 @needs_verilator
-@pytest.mark.slow
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_the_chip_agrees(path: Path) -> None:
     case = read(path)
@@ -49,7 +48,6 @@ def test_the_chip_agrees(path: Path) -> None:
 
 
 @needs_verilator
-@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_program_kept_for_a_fault_still_shows_it(fault: Fault) -> None:
     case = read(Path(__file__).with_name("corpus") / f"{fault.name}.tpuasm")
@@ -61,7 +59,6 @@ def test_the_program_kept_for_a_fault_still_shows_it(fault: Fault) -> None:
 
 
 @needs_verilator
-@pytest.mark.slow
 def test_every_planted_fault_is_caught_and_the_clean_chip_passes() -> None:
     verdicts = list(run_catalogue())
     assert [v.fault.number if v.fault else 0 for v in verdicts] == [
