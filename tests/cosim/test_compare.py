@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -15,10 +16,11 @@ from tilewright.cosim.compare import (
     compare_results,
     functional_memory,
 )
-from tilewright.cosim.driver import RtlSimulator
+from tilewright.cosim.driver import COUNTERS, RtlSimulator
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import Instr, encode_program, sequence
+from tilewright.testgen.programs import generate
 
 pytestmark = needs_verilator
 TINY = load_target("tiny8")
@@ -33,7 +35,7 @@ class Runs:
         self.program = case.program
         self.result = case.result
         self.ddr = case.ddr.copy()
-        self.sram = functional_memory(TINY, case.program, self.ddr, None)
+        self.sram = functional_memory(TINY, case.program, self.ddr, None, [])
         self.cycle = CycleSimulator(TINY).run(case.program)
         self.rtl = CHIP.run(case.program, case.ddr)
         self.stream = list(sequence(case.program, TINY.scalar_registers))
@@ -144,6 +146,52 @@ def test_wrong_cycles(runs: Runs) -> None:
     found = runs.compare()
     assert not found.equal
     assert found.lines() == [f"cycles must be {runs.rtl.cycles + 1}, not {runs.rtl.cycles}"]
+
+
+def test_wrong_counters(runs: Runs) -> None:
+    """The chip's own counters say where its cycles went; the simulator must say the same."""
+    engines = {name: dict(counters) for name, counters in runs.cycle.engines.items()}
+    engines["mac"]["busy"] += 2
+    engines["dma0"]["wait_ddr"] += 1
+    runs.cycle = replace(runs.cycle, engines=engines)
+    found = runs.compare()
+    assert found.same_values
+    assert not found.same_times
+    busy, ddr = engines["mac"]["busy"], engines["dma0"]["wait_ddr"]
+    assert found.lines() == [
+        f"dma0: counter wait_ddr must be {ddr}, not {ddr - 1}",
+        f"mac: counter busy must be {busy}, not {busy - 2}",
+    ]
+
+
+@pytest.mark.parametrize("target", ["tiny8", "edge16"])
+def test_counters_of_random_programs(target: str) -> None:
+    hardware = load_target(target)
+    chip = RtlSimulator(hardware)
+    waits: Counter[str] = Counter()
+    for profile in ("mixed", "contention", "mac"):
+        for seed in range(20, 23):
+            case = generate(hardware, profile, seed)
+            ddr = case.ddr()
+            found = compare_program(chip, case.program, ddr.content, registers=case.registers)
+            ddr.close()
+            assert found.equal, (profile, seed, found.lines())
+            assert not found.counters
+            for counters in found.rtl.counters.values():
+                waits.update(counters)
+    assert all(waits[name] for name in COUNTERS), "every kind of wait was counted"
+
+
+@pytest.mark.parametrize("seed", [16, 21, 39])
+def test_resize_reads_where_its_table_says(seed: int) -> None:
+    """Which words a resize reads stands in a table that only the functional simulator knows."""
+    case = generate(TINY, "vector", seed)
+    ddr = case.ddr()
+    found = compare_program(CHIP, case.program, ddr.content, registers=case.registers)
+    ddr.close()
+    assert found.equal, found.lines()
+    even = CycleSimulator(TINY).run(case.program, registers=case.registers)
+    assert even.cycles != found.rtl.cycles, "the table does not matter in this program"
 
 
 def test_other_instructions(runs: Runs) -> None:

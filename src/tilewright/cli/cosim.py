@@ -19,6 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "tilewright cosim zoo:pplcnet --target tiny8\n"
         "tilewright cosim p.tpupkg --trace p.fst --trace-cycles 20000\n"
+        "tilewright cosim p.tpupkg --rtl my_rtl/\n"
         "The RTL is built by Verilator when it is first needed, and kept. Memory must be equal\n"
         "to the functional simulator's, times to the cycle simulator's; exit code 1 when not.\n"
         "The model may be a package (.tpupkg): it brings its target, options of the compile have\n"
@@ -29,6 +30,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="picture, .npy or .npz (default: random, in the range the model was calibrated for)",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of random inputs (default 0)")
+    parser.add_argument(
+        "--rtl", type=Path, metavar="FOLDER",
+        help="modules of yours (*.sv, *.v): in place of ours of the same name, or added",
+    )  # fmt: skip
     parser.add_argument(
         "--segment", metavar="NAME", help="only this program (tpu_0, ...) runs on the RTL"
     )
@@ -50,8 +55,10 @@ def run(options: argparse.Namespace) -> int:
     from tilewright.codegen.files import check_writable
     from tilewright.cosim.driver import RtlSimulator, trace_format
     from tilewright.cosim.model import compare_model
+    from tilewright.cosim.sources import rtl_sources
 
     _check(options)
+    sources = tuple(rtl_sources(options.rtl)) if options.rtl else None
     if options.trace:
         trace_format(options.trace)
         check_writable(options.trace, options.model, options.input)
@@ -63,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         simulator = RtlSimulator(
             content.target,
             trace=options.trace,
+            sources=sources,
             trace_from=options.trace_from,
             trace_cycles=options.trace_cycles,
             progress=progress,
@@ -178,7 +186,20 @@ def _text(package: Package, found: ModelComparison) -> list[str]:
     for name, item in found.programs.items():
         if not item.equal:
             lines += [f"{name}:", *(f"  {line}" for line in item.lines())]
+        if not item.same_values:
+            if name in found.traced:
+                said = found.traced[name].lines()
+            else:
+                said = ["--trace FILE.fst shows the first write that is wrong"]
+            lines += [f"  {line}" for line in said]
     return lines
+
+
+def _traced_json(found: ModelComparison, name: str) -> dict[str, Any] | None:
+    if (traced := found.traced.get(name)) is None:
+        return None
+    content = traced.difference.to_json() if traced.difference else {"note": traced.note}
+    return {**content, "lines": traced.lines()}
 
 
 def _json(package: Package, found: ModelComparison) -> dict[str, Any]:
@@ -199,6 +220,7 @@ def _json(package: Package, found: ModelComparison) -> dict[str, Any]:
                 "rtl_cycles_per_second": _speed(item),
                 "rtl_counters": item.rtl.counters,
                 "differences": item.lines(),
+                "first_difference": _traced_json(found, name),
             }
             for name, item in found.programs.items()
         ],

@@ -16,19 +16,26 @@ import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Literal
 
+from tilewright.cosim.sources import (
+    MODULES,
+    missing_pins,
+    name_places,
+    read_sources,
+    rtl_sources,
+    wrong_ports,
+)
 from tilewright.diagnostics import TilewrightError
 from tilewright.rtl.package import sv_package
 from tilewright.spec.hardware import Hardware
 
 TraceFormat = Literal["vcd", "fst"]
 TOP = "tw_top"
-RTL_FOLDER = Path(__file__).resolve().parents[1] / "rtl"
 HARNESS = Path(__file__).resolve().with_name("harness.cpp")
 
 MAX_ARRAY = 64
@@ -42,7 +49,8 @@ VERILATE = (
     "--unroll-count", "64", "--unroll-stmts", "30000", "--output-split", "30000",
     "--top-module", TOP, "--prefix", f"V{TOP}", "--Mdir", ".",
     # Lint is a test of the modules; a newer Verilator's new warnings must not stop a build.
-    "-Wno-fatal", "-Wno-lint", "-Wno-style",
+    # A module declared twice is a mistake: one of the two would be dropped unseen.
+    "-Wno-fatal", "-Wno-lint", "-Wno-style", "-Werror-MODDUP",
 )  # fmt: skip
 COMPILE = (
     "-std=gnu++17", "-fPIC", "-march=native", "-fvisibility=hidden", "-w",
@@ -70,12 +78,6 @@ class _Tools:
     compiler: str
     compiler_version: str
     ccache: str | None
-
-
-def rtl_sources() -> list[Path]:
-    """Return the chip's modules, packages first."""
-    files = sorted(RTL_FOLDER.glob("*.sv"))
-    return sorted(files, key=lambda file: (not file.stem.endswith("_pkg"), file.name))
 
 
 def unbuildable(hardware: Hardware) -> list[str]:
@@ -126,12 +128,13 @@ def build_library(
         hardware: the target.
         faults: with the input that plants a fault (slower).
         trace: with the writer of such a trace file (slower).
-        sources: other modules than the shipped ones.
+        sources: other modules than the shipped ones (`rtl_sources`).
         progress: told before a build begins.
 
     Raises:
         TilewrightError: E0801 when a tool is missing, E0802 when the target has no RTL, E0803 when
-            the build fails, E0701 when the cache cannot be written.
+            the build fails or the chip lacks a port, E0701 when a module cannot be read or the
+            cache not be written.
     """
     if reasons := unbuildable(hardware):
         raise TilewrightError(
@@ -141,12 +144,10 @@ def build_library(
             "the simulators run it all the same: `tilewright simulate`",
         )
     files = rtl_sources() if sources is None else list(sources)
-    if not files:
-        raise TilewrightError("E0803", f"there are no modules (*.sv) in `{RTL_FOLDER}`")
+    texts, own = read_sources(files, hardware, sv_package(hardware))
     tools = find_tools()
     package = sv_package(hardware, faults=faults)
     verilate, compile_flags, link = _flags(hardware, trace)
-    texts = {file.name: file.read_bytes() for file in files}
     harness = HARNESS.read_bytes()
     key = _key(
         [package, *verilate, *compile_flags, *link, OPTIMISE, OPTIMISE_SLOW],
@@ -173,8 +174,10 @@ def build_library(
                 (place / "tw_pkg.sv").write_text(package, "utf-8")
                 for name, text in {**texts, HARNESS.name: harness}.items():
                     (place / name).write_bytes(text)
-                job = _Job(place, tools, folder / f"{target.stem}.log")
-                job.verilate([*verilate, "tw_pkg.sv", *texts])
+                job = _Job(place, tools, folder / f"{target.stem}.log", texts, own)
+                modules = [name for name in texts if Path(name).suffix in MODULES]
+                job.verilate([*verilate, "tw_pkg.sv", *modules])
+                job.check_ports(hardware)
                 made = job.compile(compile_flags, link)
                 os.replace(made, target)
     except OSError as error:
@@ -275,9 +278,30 @@ class _Job:
     tools: _Tools
     log: Path
     """Where what failed said is kept."""
+    texts: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+    """The modules, by name."""
+    own: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """Where those lie that are not ours."""
 
     def verilate(self, arguments: Sequence[str]) -> None:
         self._run("Verilator", [self.tools.verilator, *arguments])
+
+    def check_ports(self, hardware: Hardware) -> None:
+        """Refuse a chip that the harness cannot be connected to; the compiler would not say why.
+
+        Raises:
+            TilewrightError: E0803.
+        """
+        lines = wrong_ports((self.folder / f"V{TOP}.h").read_text("utf-8"), hardware)
+        if not lines:
+            return
+        paths = [str(path) for name, path in self.own.items() if Path(name).stem == TOP]
+        raise TilewrightError(
+            "E0803",
+            f"the RTL does not build: `{(paths or [TOP])[0]}` lacks ports of `{TOP}`",
+            lines,
+            "docs/concepts/microarchitecture.md, `Modules of the RTL`, has them all",
+        )
 
     def compile(self, flags: Sequence[str], link: Sequence[str]) -> Path:
         include = self._include()
@@ -324,9 +348,10 @@ class _Job:
         self.log.write_text(" ".join(command) + "\n" + done.stdout, "utf-8")
         lines = [line for line in done.stdout.splitlines() if line.strip()]
         errors = [line for line in lines if "rror" in line and line not in lines[-LOG_LINES:]]
+        said = [name_places(line, self.own) for line in (*errors[:3], *lines[-LOG_LINES:])]
         raise TilewrightError(
             "E0803",
             f"the RTL does not build: {what} ended with {done.returncode}",
-            [*errors[:3], *lines[-LOG_LINES:]],
+            [*missing_pins(lines, self.texts, self.own), *said],
             f"all it said: `{self.log}`",
         )

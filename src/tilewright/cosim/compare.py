@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.cosim.driver import NEVER, RtlResult, RtlSimulator
+from tilewright.cosim.driver import COUNTERS, NEVER, RtlResult, RtlSimulator
 from tilewright.sim.cycle import CycleSimulator
+from tilewright.sim.cycle_tables import table_indices
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.sim.retire import CycleResult, RetireLog
 from tilewright.sim.state import SRAM_RESET, State
@@ -24,6 +25,7 @@ from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import ENGINE_NAMES, Dispatched, Instr, as_program, sequence
 
 Bytes = npt.NDArray[np.uint8]
+Tables = list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
 
 MAX_WRITERS = 4096
 """Differing bytes, spread over all of them, whose writers are looked for."""
@@ -88,6 +90,22 @@ class TimeDifference:
 
 
 @dataclass(frozen=True)
+class CounterDifference:
+    """A performance counter of the chip that has another count than the cycle simulator."""
+
+    engine: str
+    counter: str
+    """As in `COUNTERS`."""
+    expected: int
+    """By the cycle simulator."""
+    found: int
+
+    def lines(self) -> list[str]:
+        """Return what to tell a user."""
+        return [f"{self.engine}: counter {self.counter} must be {self.expected}, not {self.found}"]
+
+
+@dataclass(frozen=True)
 class Comparison:
     """What three runs of one program gave."""
 
@@ -100,6 +118,8 @@ class Comparison:
     """How the instructions dispatched differ; empty when they do not."""
     times: list[TimeDifference] = field(default_factory=list[TimeDifference])
     """Each engine's first difference, the earliest first."""
+    counters: list[CounterDifference] = field(default_factory=list[CounterDifference])
+    """Where the chip's performance counters differ, though it has some."""
 
     @property
     def same_values(self) -> bool:
@@ -108,8 +128,9 @@ class Comparison:
 
     @property
     def same_times(self) -> bool:
-        """Whether every issue, start and end is equal, and the cycles."""
-        return not self.order and not self.times and self.rtl.cycles == self.cycle.cycles
+        """Whether every issue, start and end is equal, the cycles, and what they went into."""
+        differ = self.order or self.times or self.counters
+        return not differ and self.rtl.cycles == self.cycle.cycles
 
     @property
     def equal(self) -> bool:
@@ -121,7 +142,9 @@ class Comparison:
         found = [self.order] if self.order else []
         if self.rtl.cycles != self.cycle.cycles:
             found.append(f"cycles must be {self.cycle.cycles}, not {self.rtl.cycles}")
-        for difference in (*self.bytes, *self.times):
+        # Other times make other counts: those are told only where they are all that differs.
+        counters = () if self.times or self.order else self.counters
+        for difference in (*self.bytes, *self.times, *counters):
             found += difference.lines()
         return found
 
@@ -140,13 +163,15 @@ def _assembly(item: Dispatched | None) -> str:
 
 @dataclass
 class _Memory:
-    """Keeps SRAM, which the functional simulator shows only to its hook."""
+    """Keeps SRAM, which the functional simulator shows only to its hook, and what it held."""
 
     sram: Bytes
+    tables: Tables
 
     def __call__(self, at: Dispatched, state: State) -> None:
-        del at
         self.sram = state.sram
+        if at.name == "vec_resize":
+            self.tables.append(table_indices(state, at.fields))
 
 
 def functional_memory(
@@ -154,9 +179,14 @@ def functional_memory(
     code: bytes | Sequence[Instr],
     ddr: Bytes,
     registers: Mapping[int, int] | None,
+    tables: Tables,
 ) -> Bytes:
-    """Run the functional simulator; return SRAM. `ddr` is changed in place."""
-    memory = _Memory(np.full(hardware.sram_size, SRAM_RESET, np.uint8))
+    """Run the functional simulator; return SRAM.
+
+    `ddr` is changed in place; `tables` gets the indices of each `vec_resize`, as of
+    `cycle_tables.resize_tables`.
+    """
+    memory = _Memory(np.full(hardware.sram_size, SRAM_RESET, np.uint8), tables)
     FunctionalSimulator(hardware).run(code, ddr, registers=registers, hook=memory)
     return memory.sram
 
@@ -193,8 +223,9 @@ def compare_program(
             for item, layer in zip(program, layers, strict=True)
         ]
     expected = ddr.copy()
-    sram = functional_memory(hardware, program, expected, registers)
-    cycle = CycleSimulator(hardware).run(program, registers=registers)
+    tables: Tables = []
+    sram = functional_memory(hardware, program, expected, registers, tables)
+    cycle = CycleSimulator(hardware).run(program, registers=registers, tables=tables)
     rtl = simulator.run(
         code, ddr, registers=registers, layers=layers, fault=fault, max_cycles=max_cycles
     )
@@ -215,7 +246,21 @@ def compare_results(
     found = [_bytes(hardware, stream, *memory) for memory in memories]
     order = _order(stream, rtl.log)
     times = [] if order else _times(stream, rtl.log, cycle.log)
-    return Comparison(rtl, cycle, stream, [item for item in found if item], order, times)
+    counters = counter_differences(rtl, cycle)
+    return Comparison(rtl, cycle, stream, [item for item in found if item], order, times, counters)
+
+
+def counter_differences(rtl: RtlResult, cycle: CycleResult) -> list[CounterDifference]:
+    """Return where the chip's performance counters differ; a chip that counts nothing has none."""
+    if not rtl.counted_cycles and not any(any(own.values()) for own in rtl.counters.values()):
+        return []
+    return [
+        CounterDifference(engine, name, expected, own[name])
+        for engine, own in rtl.counters.items()
+        for name in COUNTERS
+        # Engines without instructions are not in the simulator's.
+        if own[name] != (expected := cycle.engines.get(engine, {}).get(name, 0))
+    ]
 
 
 def _bytes(

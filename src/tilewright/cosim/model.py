@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,10 @@ import numpy.typing as npt
 from tilewright.codegen.program import Program, TpuStep
 from tilewright.cosim.compare import Comparison, compare_program
 from tilewright.cosim.driver import RtlSimulator
+from tilewright.diagnostics import TilewrightError
 from tilewright.runtime.runtime import Executor, Hook
+from tilewright.spec.program import Instr
+from tilewright.waves.difference import Difference, first_difference
 
 Array = npt.NDArray[Any]
 
@@ -34,12 +37,16 @@ class CosimExecutor(Executor):
         self.max_cycles = max_cycles
         self.comparisons: dict[str, Comparison] = {}
         """By program, in the order run."""
+        self.traced: dict[str, TracedDifference] = {}
+        """What the trace shows of a program whose values differ."""
 
     def _tpu(self, step: TpuStep, hook: Hook | None) -> None:
         if self.segment not in (None, step.name):
             super()._tpu(step, hook)
             return
-        self.comparisons[step.name] = compare_program(
+        # The trace is compared with a run of the program from what DDR held before.
+        before = self.ddr.copy() if self.simulator.trace else None
+        found = self.comparisons[step.name] = compare_program(
             self.simulator,
             step.code,
             self.ddr,
@@ -47,6 +54,44 @@ class CosimExecutor(Executor):
             layers=step.layers,
             max_cycles=self.max_cycles,
         )
+        if before is not None and not found.same_values:
+            self.traced[step.name] = _traced(
+                self.simulator, self.code(step), before, self.registers
+            )
+
+
+@dataclass(frozen=True)
+class TracedDifference:
+    """What the trace of a run whose values differ shows."""
+
+    difference: Difference | None
+    note: str = ""
+    """Why there is no difference to show."""
+
+    def lines(self) -> list[str]:
+        """Return what to tell a user."""
+        if self.difference is None:
+            return [f"the trace does not tell where it began: {self.note}"]
+        first, *rest = self.difference.lines()
+        return [f"first in the trace: {first}", *rest]
+
+
+def _traced(
+    simulator: RtlSimulator, code: list[Instr], ddr: Array, registers: Mapping[int, int]
+) -> TracedDifference:
+    """Look for the first wrong write in the trace of a run."""
+    assert simulator.trace is not None
+    if simulator.trace_from:
+        return TracedDifference(None, f"it begins in cycle {simulator.trace_from}, not 0")
+    try:
+        found = first_difference(
+            simulator.trace, code, simulator.hardware, ddr, registers=registers
+        )
+    except TilewrightError as error:
+        # No library to read it, or a chip with other ports: the comparison stands all the same.
+        parts = [error.message, *error.details, *([error.hint] if error.hint else [])]
+        return TracedDifference(None, "; ".join(parts))
+    return TracedDifference(found, "" if found else "no write in it is wrong")
 
 
 @dataclass(frozen=True)
@@ -56,6 +101,8 @@ class ModelComparison:
     programs: dict[str, Comparison]
     outputs: dict[str, bool]
     """Whether each output equals that of a run on the functional simulator alone, bit for bit."""
+    traced: dict[str, TracedDifference] = field(default_factory=dict[str, TracedDifference])
+    """By program whose values differ, when there is a trace."""
 
     @property
     def equal(self) -> bool:
@@ -81,7 +128,7 @@ def compare_model(
     found = executor.run(inputs)
     expected = Executor(program, simulator.hardware).run(inputs)
     outputs = {name: _same(found[name], array) for name, array in expected.items()}
-    return ModelComparison(executor.comparisons, outputs)
+    return ModelComparison(executor.comparisons, outputs, executor.traced)
 
 
 def _same(first: Array, second: Array) -> bool:

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from tilewright.runtime.runtime import Package
+    from tilewright.codegen.program import TpuStep
+    from tilewright.runtime.runtime import Executor, Package
+    from tilewright.sim.cycle_plan import ResizeTables
     from tilewright.sim.retire import CycleResult
 
 
@@ -37,6 +40,19 @@ class Simulation:
         return self.total("ddr_bytes") + sum(r.fetch_bytes for r in self.programs.values())
 
 
+def tables_of(executor: Executor, step: TpuStep) -> Sequence[ResizeTables] | None:
+    """Return the indices each `vec_resize` of a program finds; None when it has no such.
+
+    They are constants of the model, which loads bring to SRAM: no input is needed.
+    """
+    from tilewright.sim.cycle_tables import resize_tables
+
+    code = executor.code(step)
+    if not any(instr.name == "vec_resize" for instr in code):
+        return None
+    return resize_tables(executor.target, code, executor.ddr, registers=executor.registers)
+
+
 def simulate(package: Package) -> Simulation:
     """Simulate every program of a package.
 
@@ -49,7 +65,9 @@ def simulate(package: Package) -> Simulation:
     simulator = CycleSimulator(executor.target)
     start = time.perf_counter()
     programs = {
-        step.name: simulator.run(executor.code(step), registers=executor.registers)
+        step.name: simulator.run(
+            executor.code(step), registers=executor.registers, tables=tables_of(executor, step)
+        )
         for step in executor.program.tpu_steps
     }
     return Simulation(programs, time.perf_counter() - start)

@@ -152,6 +152,7 @@ def run_model(
     from tilewright.compiler import compile_model, front_end
     from tilewright.cosim.model import compare_model
     from tilewright.runtime.runtime import Executor
+    from tilewright.runtime.simulation import tables_of
     from tilewright.sim.cycle import CycleSimulator
     from tilewright.sim.functional import FunctionalSimulator
 
@@ -183,8 +184,10 @@ def run_model(
                     message = f"{step.name}: another order of the engines gives other bytes"
                     outcome.findings.append(Finding("order", step.name, message))
             if "cycle" in backends:
-                cycles = CycleSimulator(hardware).run(code, registers=executor.registers).cycles
-                outcome.cycles += cycles
+                timed = CycleSimulator(hardware).run(
+                    code, registers=executor.registers, tables=tables_of(executor, step)
+                )
+                outcome.cycles += timed.cycles
         if "rtl" in backends and rtl is not None:
             compared = compare_model(compiled.program, rtl, inputs)
             for name, item in compared.programs.items():

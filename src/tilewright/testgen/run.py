@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.cosim.compare import counter_differences
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
+from tilewright.sim.cycle_tables import table_indices
 from tilewright.sim.functional import FunctionalSimulator
-from tilewright.sim.retire import RetireLog
+from tilewright.sim.retire import CycleResult, RetireLog
 from tilewright.sim.state import SRAM_RESET, State
 from tilewright.spec.access import accesses
 from tilewright.spec.program import ENGINE_NAMES, Dispatched, sequence
@@ -58,9 +60,18 @@ class Expected:
     stream: list[Dispatched]
     sram: Bytes
     ddr: Ddr
-    log: RetireLog | None = None
+    cycle: CycleResult | None = None
     """By the cycle simulator; None when it was not asked."""
-    cycles: int = 0
+
+    @property
+    def log(self) -> RetireLog | None:
+        """When everything happens."""
+        return self.cycle.log if self.cycle else None
+
+    @property
+    def cycles(self) -> int:
+        """Simulated cycles; 0 when they are not known."""
+        return self.cycle.cycles if self.cycle else 0
 
 
 @dataclass
@@ -82,15 +93,7 @@ class _Watch:
     def __call__(self, at: Dispatched, state: State) -> None:
         self.sram = state.sram
         if at.name == "vec_resize":
-            f = at.fields
-            pair = [
-                np.ascontiguousarray(state.sram[f[name] : f[name] + 8 * f[size]])
-                .view("<u2")
-                .reshape(-1, 4)[:, :2]
-                .astype(np.int64)
-                for name, size in (("table_y", "out_h"), ("table_x", "out_w"))
-            ]
-            self.tables.append((pair[0], pair[1]))
+            self.tables.append(table_indices(state, at.fields))
 
 
 def _error(kind: str, error: TilewrightError) -> Finding:
@@ -197,13 +200,11 @@ def expect(
             other.close()
     if "cycle" in backends:
         try:
-            result = CycleSimulator(hw).run(
+            expected.cycle = CycleSimulator(hw).run(
                 case.program, registers=case.registers, tables=watch.tables
             )
         except TilewrightError as error:
             findings.append(_error("cycle error", error))
-        else:
-            expected.log, expected.cycles = result.log, result.cycles
     return expected, findings
 
 
@@ -256,11 +257,15 @@ def run_rtl(
         return [_error("rtl error", error)]
     findings = _memory(case, expected.stream, expected, ddr, result.sram)
     ddr.close()
-    if expected.log is not None:
-        times = _times(expected.stream, expected.log, result.log)
+    if expected.cycle is not None:
+        times = _times(expected.stream, expected.cycle.log, result.log)
         if not times and expected.cycles != result.cycles:
             message = f"the run must take {expected.cycles} cycles, not {result.cycles}"
             times = [Finding("time", "halt", message)]
+        if not times and (counters := counter_differences(result, expected.cycle)):
+            first = counters[0]
+            message = f"{first.lines()[0]} ({len(counters)} counters differ)"
+            times = [Finding("time", f"{first.engine} {first.counter}", message)]
         findings += times
     return findings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ compare memories and the times of all instructions.
   tpu-mlir-testgen --models 20 --target edge16 --shrink --output failures/
 
   tpu-mlir-testgen --run failures/mixed-17.tpuasm --backends functional,cycle,rtl
+
+  tpu-mlir-testgen --target tiny8 --count 500 --rtl my_rtl/
 
   tpu-mlir-testgen --faults
 """
@@ -59,8 +62,12 @@ def build_parser() -> ToolParser:
     add(
         "--backends",
         metavar="NAME,...",
-        default="functional,cycle",
-        help="levels to compare: functional, cycle, rtl (default functional,cycle)",
+        help="levels to compare: functional, cycle, rtl (default functional,cycle; with --rtl all)",
+    )
+    add(
+        "--rtl",
+        metavar="FOLDER",
+        help="modules of yours (*.sv, *.v): in place of ours of the same name, or added",
     )
     add("--run", metavar="FILE", action="append", default=[], help="run a written test again")
     add("--shrink", action="store_true", help="shrink failing programs")
@@ -101,6 +108,8 @@ class _Session:
     backends: tuple[str, ...]
     note: _Note
     failures: list[Failure]
+    sources: tuple[Path, ...] | None = None
+    """The RTL's modules; the shipped ones when None."""
     tests: int = 0
     cycles: int = 0
     instructions: int = 0
@@ -111,7 +120,18 @@ class _Session:
             return None
         from tilewright.cosim.driver import RtlSimulator
 
-        return RtlSimulator(self.hardware, progress=lambda text: self.note(text, now=True))
+        simulator = RtlSimulator(
+            self.hardware,
+            sources=self.sources,
+            progress=lambda text: self.note(text, now=True),
+        )
+        simulator.library  # noqa: B018  what does not build is no failure of a test
+        return simulator
+
+    def command(self, command: str) -> str:
+        """Return a command with the levels compared and the RTL."""
+        own = f" --rtl {shlex.quote(self.options.rtl)}" if self.options.rtl else ""
+        return f"{command} --backends {','.join(self.backends)}{own}"
 
     def add(self, outcome: Outcome) -> None:
         """Count a test."""
@@ -176,7 +196,6 @@ def _programs(session: _Session) -> None:
 
     options = session.options
     simulators: dict[str, RtlSimulator | None] = {}
-    backends = ",".join(session.backends)
     for case, command in _cases(options, session.hardware):
         if case.hardware.name not in simulators:
             session.hardware = case.hardware
@@ -192,7 +211,7 @@ def _programs(session: _Session) -> None:
             case, finding = _shrunk(session, case, finding, rtl)
         if options.output:
             file = str(_write(Path(options.output), case, finding))
-        session.failed(case.name, finding, f"{command} --backends {backends}", file)
+        session.failed(case.name, finding, session.command(command), file)
 
 
 def _shrunk(
@@ -247,12 +266,8 @@ def _models(session: _Session) -> None:
         session.add(outcome)
         session.note(f"model {seed}: {len(session.failures)} failures")
         for finding in outcome.findings[:1]:
-            backends = ",".join(session.backends)
-            command = (
-                f"tpu-mlir-testgen --target {options.target} --models 1 --seed {seed} "
-                f"--backends {backends}"
-            )
-            session.failed(f"model-{seed}", finding, command)
+            command = f"tpu-mlir-testgen --target {options.target} --models 1 --seed {seed}"
+            session.failed(f"model-{seed}", finding, session.command(command))
 
 
 def _faults(options: Any, note: Callable[[str], None]) -> int:
@@ -284,16 +299,30 @@ def _faults(options: Any, note: Callable[[str], None]) -> int:
     return 0 if good else 1
 
 
-def _backends(text: str) -> tuple[str, ...]:
+def _backends(text: str | None, rtl: str | None) -> tuple[str, ...]:
     from tilewright.testgen.run import BACKENDS
 
+    if text is None:
+        return BACKENDS if rtl else ("functional", "cycle")
     names = tuple(text.split(","))
     for name in names:
         if name not in BACKENDS:
             raise UsageError(
                 "E0702", f"`--backends {text}`: `{name}` must be one of {', '.join(BACKENDS)}"
             )
+    if rtl and "rtl" not in names:
+        raise UsageError("E0702", f"`--rtl` needs the level rtl, `--backends {text}` has it not")
     return names
+
+
+def _sources(options: Any) -> tuple[Path, ...] | None:
+    if not options.rtl:
+        return None
+    if options.faults:
+        raise UsageError("E0702", "--faults plants faults in the shipped modules: not with --rtl")
+    from tilewright.cosim.sources import rtl_sources
+
+    return tuple(rtl_sources(Path(options.rtl)))
 
 
 def run(argv: list[str]) -> int:
@@ -304,9 +333,10 @@ def run(argv: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < 0:
             raise UsageError("E0702", f"`--{name} {value}`: it must be 0 or more")
+    backends, sources = _backends(options.backends, options.rtl), _sources(options)
     if options.faults:
         return _faults(options, lambda text: note(text, now=True))
-    session = _Session(options, load_target(options.target), _backends(options.backends), note, [])
+    session = _Session(options, load_target(options.target), backends, note, [], sources)
     began = time.monotonic()
     if options.models:
         _models(session)
