@@ -322,11 +322,16 @@ def timing_reports(
     }
     target = target_period_fs(hardware)
     if waveform is None:
+        from tilewright.runtime.simulation import tables_of
         from tilewright.sim.cycle import CycleSimulator
 
         reports: list[TimingReport] = []
         for step in steps:
-            result = CycleSimulator(hardware).run(executor.code(step), registers=executor.registers)
+            result = CycleSimulator(hardware).run(
+                executor.code(step),
+                registers=executor.registers,
+                tables=tables_of(executor, step),
+            )
             log = result.log
             chain = critical_chain(
                 streams[step.name], hardware, Times(log.issue, log.start, log.end)
