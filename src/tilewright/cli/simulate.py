@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         return _timing(options)
 
     from tilewright.report.report import make_report
-    from tilewright.report.text import layer_table, summary
+    from tilewright.report.text import layer_table, slow_layers, span_table, summary
     from tilewright.runtime.simulation import simulate
 
     with Progress(options.quiet) as progress:
@@ -78,6 +78,11 @@ def run(options: argparse.Namespace) -> int:
     if options.layers:
         print()
         print(layer_table(report, options.layers))
+        print()
+        print(span_table(report, options.layers))
+    if slow := slow_layers(report):
+        print()
+        print("\n".join(slow))
     return 0
 
 
