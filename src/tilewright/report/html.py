@@ -10,7 +10,7 @@ from itertools import count
 from tilewright.report.report import LayerRow, Report
 from tilewright.report.text import SPAN_COLUMNS, size, slow_layers, span_cells, summary
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1240px; padding: 0 1rem;
   color: #1d2733; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
@@ -65,15 +65,22 @@ def to_html(report: Report) -> str:
         parts += ["<h2>Accuracy</h2>", _accuracy(report)]
     if report.host:
         parts += ["<h2>On the host</h2>", _host(report)]
+    return page(title, parts)
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a whole page; `title` and `parts` are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], words: Collection[int] = ()) -> str:
+def html_table(
+    heads: Iterable[str], rows: Iterable[Iterable[str]], words: Collection[int] = ()
+) -> str:
     """Return a table; cells are HTML. Numbers are right-aligned; the columns `words` are not."""
 
     def cells(tag: str, row: Iterable[str]) -> str:
@@ -99,7 +106,7 @@ def _engines(report: Report) -> str:
         ]
         for engine, counters in report.engines.items()
     ]
-    return _table(("engine", *(escape(name.replace("_", " ")) for name in names)), rows)
+    return html_table(("engine", *(escape(name.replace("_", " ")) for name in names)), rows)
 
 
 def _layers(report: Report) -> str:
@@ -128,7 +135,7 @@ def _layers(report: Report) -> str:
         "layer", "operation", "cycles (simulated)", "", "bound (estimated)", "x bound", "bound by",
         "limited by", "MACs", "DDR (simulated)", "SRAM",
     )  # fmt: skip
-    return f'<div class="scroll">{_table(heads, rows, (1, 3, 6, 7))}</div>'
+    return f'<div class="scroll">{html_table(heads, rows, (1, 3, 6, 7))}</div>'
 
 
 def _spans(report: Report) -> str:
@@ -142,11 +149,11 @@ def _spans(report: Report) -> str:
         for row in report.layers
         if row.spans.cycles
     ]
-    return f'<div class="scroll">{_table(heads, rows)}</div>'
+    return f'<div class="scroll">{html_table(heads, rows)}</div>'
 
 
 def _accuracy(report: Report) -> str:
-    return _table(
+    return html_table(
         ("what", "value", "over"),
         [[escape(row.name), escape(row.value), escape(row.over)] for row in report.accuracy],
         (1, 2),
@@ -154,7 +161,7 @@ def _accuracy(report: Report) -> str:
 
 
 def _host(report: Report) -> str:
-    return _table(
+    return html_table(
         ("step", "layers", "reads", "writes", "why"),
         [
             [
