@@ -25,6 +25,7 @@ COMMANDS: dict[str, str] = {
     "run": "run a compiled model on inputs",
     "simulate": "simulate a compiled model cycle by cycle",
     "cosim": "run a model on the RTL and compare with the simulators",
+    "tune": "sweep a chip's parameters over models: time against area",
     "compare": "compare two levels of a model layer by layer",
     "explain": "tell what was decided about a layer, and why",
     "report": "write one HTML page about a compiled model",
