@@ -31,6 +31,7 @@ COMMANDS: dict[str, str] = {
     "report": "write one HTML page about a compiled model",
     "inspect": "show what a package holds",
     "disasm": "print a package's programs as assembly",
+    "place": "place buffers with lifetimes in a memory",
     "zoo": "list and prepare real models to try",
     "doctor": "check this installation",
 }
