@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -215,6 +216,33 @@ def test_what_a_chip_cannot_run_is_a_result(
     assert "E0401: no tile fits (needs more)" in sweep_text(sweep)
     assert "No chip runs all models" in sweep_html(sweep)
     assert run_sweep([model], TINY, space, cache=tmp_path / "cache", jobs=1).known == 1
+
+
+def dies(task: Task) -> Result:
+    """Stand in for `evaluate` in a worker; one chip is its end, another a fault."""
+    if task.hardware.sram_size == 4096:
+        os._exit(3)
+    if task.hardware.sram_size == 8192:
+        raise ZeroDivisionError("of ours")
+    return Result(cycles=7, milliseconds=1.0, ratio=2.0)
+
+
+def test_a_worker_that_dies_takes_little_with_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "evaluate", dies)
+    space = make_space(TINY, {"sram_size": (16384, 4096, 8192, 32768)})
+    with monkeypatch.context() as patch:
+        # One at a time, but in a process of its own: all others come through.
+        patch.setattr(running, "IN_PROCESS", 0)
+        sweep = run_sweep([model], TINY, space, cache=tmp_path / "cache", jobs=1)
+    errors = [item.results[model].error for item in sweep.rows]
+    assert [bool(error) for error in errors] == [False, True, True, False]
+    assert "BrokenProcessPool" in errors[1]
+    assert errors[2] == "fault of tilewright: ZeroDivisionError: of ours"
+    assert len(sweep.faults) == 2
+    # Faults are tried again, results kept.
+    assert len(list((tmp_path / "cache" / "results").iterdir())) == 2
 
 
 def row(size: float, *times: float) -> Row:

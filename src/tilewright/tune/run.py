@@ -9,6 +9,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,9 @@ from tilewright.tune.prepare import Calibration, Prepared, code_digest, prepare
 from tilewright.tune.space import Illegal, Point, Space, chip_digest, describe
 
 Tell = Callable[[str], None]
+
+IN_PROCESS = 1
+"""So many jobs need no processes of their own."""
 
 
 @dataclass(frozen=True)
@@ -176,30 +180,39 @@ def _outcomes(
 ) -> Iterator[tuple[int, Result | BaseException, float]]:
     """Yield (index, result or what was raised, seconds) as they are done."""
     tasks = [Task(model.name, model.path, point.hardware) for point, model in todo]
-    if jobs == 1:
+    if jobs == IN_PROCESS:
         for at, task in enumerate(tasks):
             start = time.monotonic()
             yield at, evaluate(task), time.monotonic() - start
         return
-    # Processes are started anew: a fork would copy the locks of numba's and BLAS' threads.
-    pool = ProcessPoolExecutor(
-        min(jobs, len(tasks)) or 1, multiprocessing.get_context("spawn"), ignore_interrupts
-    )
+    begun: dict[Future[Result], tuple[int, float]] = {}
+    waiting = iter(enumerate(tasks))
+    pool = _pool(jobs)
     try:
-        begun: dict[Future[Result], tuple[int, float]] = {}
-        waiting = iter(enumerate(tasks))
         while True:
             # As many as there are workers: what is interrupted then is little.
             while len(begun) < jobs and (item := next(waiting, None)) is not None:
                 begun[pool.submit(evaluate, item[1])] = (item[0], time.monotonic())
             if not begun:
                 return
-            for future in wait(begun, return_when=FIRST_COMPLETED).done:
+            done = wait(begun, return_when=FIRST_COMPLETED).done
+            broken = any(isinstance(future.exception(), BrokenProcessPool) for future in done)
+            if broken:
+                # A worker died, of too little memory perhaps: what ran then is lost with it.
+                done = wait(begun).done
+                pool.shutdown()
+                pool = _pool(jobs)
+            for future in done:
                 at, start = begun.pop(future)
                 error = future.exception()
                 yield at, error or future.result(), time.monotonic() - start
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def _pool(jobs: int) -> ProcessPoolExecutor:
+    # Processes are started anew: a fork would copy the locks of numba's and BLAS' threads.
+    return ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), ignore_interrupts)
 
 
 def mark_front(rows: Sequence[Row]) -> list[Row]:
