@@ -153,11 +153,20 @@ def _scale(values: Sequence[float], low: float, high: float) -> Callable[[float]
 
 
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Return round numbers within the values' range; at least its two ends."""
+    """Return round numbers within the values' range, three or more if there are; else its ends."""
     low, high = min(values), max(values)
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    found = [step * 10.0**power for power in powers for step in (1, 2, 5)]
-    inside = [value for value in found if low <= value <= high]
+    inside: list[float] = []
+    for steps in (
+        (1,),
+        (1, 2, 5),
+        (1, 1.5, 2, 3, 4, 5, 7),
+        tuple(at / 10 for at in range(10, 100)),
+    ):
+        found = [step * 10.0**power for power in powers for step in steps]
+        inside = [value for value in found if low <= value <= high]
+        if len(inside) >= 3:
+            return inside
     return inside if len(inside) > 1 else sorted({low, high})
 
 
