@@ -18,6 +18,7 @@ import platform
 import resource
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,9 @@ def measure(model: str, target: str, count: int) -> dict[str, Any]:
 
     samples = inputs(model, count, seed=1).samples()
     asked = CompileOptions(calibration=samples, keep_ir=())
+    start = time.process_time()
     made = build(f"zoo:{model}", load_target(target), asked)
+    processor = time.process_time() - start
     compiled = made.compiled
     assert compiled is not None
     # ru_maxrss is in KiB on Linux: the most this process has used, calibration included.
@@ -115,6 +118,8 @@ def measure(model: str, target: str, count: int) -> dict[str, Any]:
         "sram_peak": report.sram_peak,
         "instructions": report.instructions,
         "compile_seconds": round(sum(seconds.values()) - seconds["calibrate"], 2),
+        # Of the processor, all threads, calibration included: a busy machine does not change it.
+        "processor_seconds": round(processor, 2),
         "calibrate_seconds": round(seconds["calibrate"], 2),
         "compile_mb": memory,
     }
@@ -143,6 +148,7 @@ def line(row: dict[str, Any]) -> str:
         f"{head} {row['cycles']:>11,} cycles {row['ratio']:>5.2f} x bound ({row['bound_by']:<6}) "
         f"limited by {row['limited_by']:<10} use {row['array_use']:>6.1%} "
         f"DDR {row['ddr_bytes'] / 2**20:>7.2f} MiB compile {row['compile_seconds']:>5.1f} s "
+        f"(processor {row['processor_seconds']:.1f}) "
         f"{row['compile_mb']:>5} MB"
     )
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.unit.package_samples import copy_content
+from tilewright.report.html import to_html
 from tilewright.report.limits import (
     BEFORE,
     BESIDE,
@@ -211,7 +214,12 @@ def test_parts_add_up_on_the_simulator() -> None:
         parts = report.spans.engines[name]
         assert all(parts[key] == counters[key] for key in INSIDE)
         assert sum(parts[key] for key in BEFORE) <= counters["wait_semaphore"]
-    assert report.limited.what
+    content = json.loads(json.dumps(report.to_json(), allow_nan=False))
+    (layer,) = (item for item in content["layers"] if item["name"] == found[0].name)
+    assert layer["spans"]["engines"] == found[0].spans.engines
+    assert layer["limited"] == {"what": found[0].limited.what, "why": found[0].limited.why}
+    assert content["limited"]["what"] == report.limited.what != ""
     assert found[0].name in span_table(report)
+    assert "What limits each layer" in to_html(report)
     lines = slow_layers(report)
     assert all(any(row.name in line for line in lines) for row in report.slow)
