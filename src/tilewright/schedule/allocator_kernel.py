@@ -21,7 +21,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 
 class Static(NamedTuple):
@@ -157,6 +160,61 @@ def components(near_at, near):
                     height += 1
         found += 1
     return label
+
+
+# --- arrays that own nothing --------------------------------------------------------------------
+
+
+@intrinsic
+def _pointer(_context, address):
+    """Return the pointer to an address."""
+
+    def generate(_context, builder, _signature, arguments):
+        return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+    return types.voidptr(address), generate
+
+
+@_unit
+def _view(where, number):
+    """Return an array that owns nothing: counting references would take most of the time."""
+    # numba passes an intrinsic its first parameter.
+    pointer = _pointer(where[2 * number])  # pyright: ignore[reportCallIssue]
+    return carray(pointer, where[2 * number + 1], dtype=np.int64)
+
+
+def addresses(arrays):
+    """Return where the arrays of a `Static` or `State` lie; they must outlive the result's use."""
+    found = np.zeros(2 * len(arrays), np.int64)
+    for i, array in enumerate(arrays):
+        assert array.dtype == np.int64, "the kernel knows only their addresses"
+        assert array.flags.c_contiguous
+        found[2 * i], found[2 * i + 1] = array.ctypes.data, array.size
+    return found
+
+
+@_unit
+def _static(where):
+    return Static(
+        _view(where, 0), _view(where, 1), _view(where, 2), _view(where, 3),
+        _view(where, 4), _view(where, 5), _view(where, 6), _view(where, 7),
+        _view(where, 8), _view(where, 9), _view(where, 10), _view(where, 11),
+        _view(where, 12), _view(where, 13), _view(where, 14), _view(where, 15),
+        _view(where, 16),
+    )  # fmt: skip
+
+
+@_unit
+def _state(where):
+    return State(
+        _view(where, 0), _view(where, 1), _view(where, 2), _view(where, 3),
+        _view(where, 4), _view(where, 5), _view(where, 6), _view(where, 7),
+        _view(where, 8), _view(where, 9), _view(where, 10), _view(where, 11),
+        _view(where, 12), _view(where, 13), _view(where, 14), _view(where, 15),
+        _view(where, 16), _view(where, 17), _view(where, 18), _view(where, 19),
+        _view(where, 20), _view(where, 21), _view(where, 22), _view(where, 23),
+        _view(where, 24),
+    )  # fmt: skip
 
 
 # --- greedy -----------------------------------------------------------------------------------
@@ -512,7 +570,7 @@ def _keys(s, part):
             key = _mix(key + np.uint64(s.low[b]) * np.uint64(0xD1342543DE82EF95))
             one += key
             two += _mix(key ^ np.uint64(0xA0761D6478BD642F))
-    return one | np.uint64(1), two
+    return np.int64(one | np.uint64(1)), np.int64(two)
 
 
 PROBES = 4
@@ -520,9 +578,9 @@ PROBES = 4
 
 @_compile
 def _known(s, one, two):
-    size = np.uint64(len(s.memo) // 2)
+    size = len(s.memo) // 2
     for i in range(PROBES):
-        at = np.int64((one + np.uint64(i)) % size) * 2
+        at = (one + i) % size * 2
         if s.memo[at] == one and s.memo[at + 1] == two:
             return True
     return False
@@ -530,10 +588,10 @@ def _known(s, one, two):
 
 @_compile
 def _remember(s, one, two):
-    size = np.uint64(len(s.memo) // 2)
-    place = np.int64((one + (two % np.uint64(PROBES))) % size) * 2
+    size = len(s.memo) // 2
+    place = (one + two % PROBES) % size * 2
     for i in range(PROBES):
-        at = np.int64((one + np.uint64(i)) % size) * 2
+        at = (one + i) % size * 2
         if s.memo[at] == 0:
             place = at
             break
@@ -589,8 +647,9 @@ def _choose(p, s, part):
 
 
 @_compile
-def start(p, s):
-    """Set up the root; False when it already fails."""
+def start(problem, search):
+    """Set up the root, or find that it already fails; arguments as for `search`."""
+    p, s = _static(problem), _state(search)
     control = s.control
     s.placed[:] = 0
     s.part[:] = 0
@@ -642,8 +701,15 @@ def _back(p, s, depth):
 
 
 @_compile
-def search(p, s, steps):
-    """Search until C_STEPS reaches `steps`; return the status."""
+def search(problem, search, steps):
+    """Search until C_STEPS reaches `steps`; return the status.
+
+    Args:
+        problem: `addresses` of a `Static`.
+        search: `addresses` of a `State`.
+        steps: when to stop.
+    """
+    p, s = _static(problem), _state(search)
     control = s.control
     while control[C_STATUS] == RUNNING and control[C_STEPS] < steps:
         if control[C_LEFT] == 0:

@@ -48,9 +48,9 @@ class Search:
             control, zeros(count), zeros(count), zeros(count), zeros(count), zeros(sections),
             zeros(sections), zeros(sections), zeros(count), zeros(3 * count + 10),
             zeros(3 * count + 10), zeros(depth), zeros(depth), zeros(depth), zeros(depth),
-            zeros(depth), np.zeros(2 * depth, np.uint64), zeros(TRAIL), zeros(TRAIL),
+            zeros(depth), np.zeros(2 * depth, np.int64), zeros(TRAIL), zeros(TRAIL),
             zeros(TRAIL), zeros(count + 2), zeros(count + 2), zeros(count + 2), zeros(count + 2),
-            np.zeros(2 * MEMORY, np.uint64),
+            zeros(2 * MEMORY),
         )  # fmt: skip
 
     def run(self, configuration: tuple[int, str], room: int, budget, chunk: int) -> str:
@@ -60,12 +60,13 @@ class Search:
         control = state.control
         control[kernel.C_MODE] = mode
         state.rank[self.orders[order]] = np.arange(len(static.size))
-        kernel.start(static, state)
+        problem, search = kernel.addresses(static), kernel.addresses(state)
+        kernel.start(problem, search)
         first = last = int(control[kernel.C_STEPS])
         room = min(room, budget.limit - budget.used)
         status = int(control[kernel.C_STATUS])
         while status == kernel.RUNNING and last < first + room and not budget.over:
-            status = kernel.search(static, state, min(last + chunk, first + room))
+            status = kernel.search(problem, search, min(last + chunk, first + room))
             budget.used += int(control[kernel.C_STEPS]) - last
             last = int(control[kernel.C_STEPS])
         if status == kernel.SOLVED:
