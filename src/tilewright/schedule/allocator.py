@@ -16,6 +16,7 @@ depend on the machine. `seconds` is a safety net on top.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -95,10 +96,9 @@ def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = No
     # Peaks of lowest placements are multiples of this.
     unit = arrays.step if arrays else 1
     bound = proven = -(-best.bound // unit) * unit
+    at = bound
     while bound < best.peak:
-        # The bound itself is the likeliest to be met exactly; then halve what is left.
-        at = proven if bound == proven else (bound + best.peak) // 2 // unit * unit
-        at = max(at, bound)
+        # The bound itself is the likeliest to be met exactly; after it, halve what is left.
         share = _Budget(steps, None)
         share.end = budget.end
         found = _solve(replace(problem, capacity=at), share)
@@ -109,6 +109,7 @@ def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = No
             bound = at + unit
             if found.status == "infeasible":
                 proven = max(proven, at + unit)
+        at = max(bound, (bound + best.peak) // 2 // unit * unit)
     return replace(best, bound=max(best.bound, min(proven, best.peak)), steps=budget.used)
 
 
@@ -131,7 +132,7 @@ def _solve(problem: Problem, budget: _Budget) -> Answer:
     if bound > problem.capacity:
         reason = f"buffers alive at once need {bound} bytes, {problem.capacity} are there"
         return Answer("infeasible", None, 0, bound, 0, "bound", reason)
-    found, missing = _greedy(arrays, problem.capacity, budget)
+    found, missing = _greedy(arrays, budget)
     method = "greedy"
     if missing:
         method = "search"
@@ -146,10 +147,6 @@ def _solve(problem: Problem, budget: _Budget) -> Answer:
     for i, buffer in enumerate(problem.buffers):
         if buffer.offset is not None:
             offsets[i] = buffer.offset
-        elif not buffer.size and buffer.regions:
-            offsets[i] = min(
-                -(-a // buffer.alignment) * buffer.alignment for a, _ in buffer.regions
-            )
     for k, i in enumerate(arrays.free):
         offsets[int(i)] = int(found[k])
     broken = check(problem, offsets)
@@ -158,19 +155,18 @@ def _solve(problem: Problem, budget: _Budget) -> Answer:
     return Answer("placed", tuple(offsets), peak, bound, budget.used, method)
 
 
-ORDERS = ("WA", "AW", "SW", "WS", "TA", "TW", "TS")
+GREEDY_ORDERS = ("WA", "AW", "SW", "WS", "TA", "TW", "TS")
 """What to prefer, most important first: W long lives, A area, S size, T the fullest section."""
 CONFIGURATIONS = tuple((mode, order) for order in ("WA", "AW", "TW", "TA", "SW") for mode in (0, 1))
 """Where to decide next (the lowest offset, or the section with the least slack), and order."""
 
 
-def _ranks(arrays: Arrays) -> dict[str, Any]:
+def ranks(arrays: Arrays, orders: Iterable[str]) -> dict[str, Any]:
     """Return, for every order, the buffers in that order."""
     import numpy as np
 
     p = arrays.static
     count = len(p.size)
-    filled = np.zeros(len(p.member_at), np.int64)
     member_size = np.zeros(len(p.member) + 1, np.int64)
     member_size[1:] = np.cumsum(p.size[p.member])
     filled = np.diff(member_size[p.member_at])
@@ -183,14 +179,14 @@ def _ranks(arrays: Arrays) -> dict[str, Any]:
     ]
     values["T"] = np.array(fullest, np.int64)
     return {
-        order: np.lexsort([-values[key] for key in reversed(order)]) for order in ORDERS
+        order: np.lexsort([-values[key] for key in reversed(order)]) for order in orders
     }  # fmt: skip
 
 
 GREEDY_ROUNDS = 12
 
 
-def _greedy(arrays: Arrays, limit: int, budget: _Budget) -> tuple[Any, list[list[int]]]:
+def _greedy(arrays: Arrays, budget: _Budget) -> tuple[Any, list[list[int]]]:
     """Return offsets, and the independent sets of buffers for which they do not do."""
     import numpy as np
 
@@ -202,14 +198,14 @@ def _greedy(arrays: Arrays, limit: int, budget: _Budget) -> tuple[Any, list[list
     sets = int(label.max()) + 1 if count else 0
     done = np.zeros(sets, bool)
     offsets = np.zeros(count, np.int64)
-    trial, kept = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    trial = np.zeros(count, np.int64)
     lows, highs = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
-    for order in _ranks(arrays).values():
+    for order in ranks(arrays, GREEDY_ORDERS).values():
         for best_fit in (False, True):
             if done.all():
                 break
-            kernel.repair(p, order.copy(), best_fit, limit, GREEDY_ROUNDS, trial, kept, lows, highs)
-            budget.used += count
+            rounds = kernel.repair(p, order.copy(), best_fit, GREEDY_ROUNDS, trial, lows, highs)
+            budget.used += count * int(rounds)
             bad = np.zeros(sets, bool)
             bad[label[trial < 0]] = True
             fresh = ~bad & ~done

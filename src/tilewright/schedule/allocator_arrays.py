@@ -25,7 +25,7 @@ class TooManyNeighboursError(Exception):
 
 @dataclass
 class Arrays:
-    """The buffers that have to be placed (not fixed, not empty), by index into `free`."""
+    """The buffers that have to be placed (not fixed), by index into `free`."""
 
     free: np.ndarray
     """Their indices in the problem."""
@@ -49,14 +49,14 @@ def prepare(problem: Problem) -> Arrays:
         TooManyNeighboursError: it is too dense.
     """
     buffers = problem.buffers
-    sized = [i for i, buffer in enumerate(buffers) if buffer.size]
-    free = np.array([i for i in sized if buffers[i].offset is None], np.int64)
-    sections, spans = _sections(problem, sized)
+    everything = list(range(len(buffers)))
+    free = np.array([i for i in everything if buffers[i].offset is None], np.int64)
+    sections, spans = _sections(problem)
     local = {int(index): k for k, index in enumerate(free)}
     size = np.array([buffers[i].size for i in free], np.int64)
     align = np.array([buffers[i].alignment for i in free], np.int64)
 
-    fixed = [i for i in sized if buffers[i].offset is not None]
+    fixed = [i for i in everything if buffers[i].offset is not None]
     by_section: list[list[int]] = [[] for _ in range(sections)]
     blocked: dict[int, set[tuple[int, int]]] = {}
     for i in fixed:
@@ -92,8 +92,6 @@ def prepare(problem: Problem) -> Arrays:
     pairs = {(min(pair), max(pair)) for pair in problem.apart}
     free_pairs: list[tuple[int, int]] = []
     for i, j in sorted(pairs):
-        if not buffers[i].size or not buffers[j].size:
-            continue
         if i in local and j in local:
             free_pairs += [(local[i], local[j]), (local[j], local[i])]
         elif i in local:
@@ -115,9 +113,9 @@ def prepare(problem: Problem) -> Arrays:
         grain, linked, span_at, span, member_at, member, fixed_at, flat[:, 0].copy(),
         flat[:, 1].copy(),
     )  # fmt: skip
-    needed = max([buffers[i].size + (buffers[i].offset or 0) for i in sized], default=0)
+    needed = max([buffers[i].size + (buffers[i].offset or 0) for i in everything], default=0)
     step = gcd(*(int(value) for value in (*size, *align))) if len(size) else 1
-    regions = any(buffers[i].regions for i in sized)
+    regions = any(buffers[i].regions for i in everything)
     if fixed or regions or pairs:
         step = 1
     for section in range(sections):
@@ -140,12 +138,12 @@ def room_for(arrays: Arrays, capacity: int) -> int:
     return -(-capacity // arrays.unit) * arrays.unit
 
 
-def _sections(problem: Problem, sized: list[int]) -> tuple[int, dict[int, list[int]]]:
+def _sections(problem: Problem) -> tuple[int, dict[int, list[int]]]:
     """Return how many maximal sets of buffers alive at once there are, and each buffer's."""
     events: list[tuple[int, int, int]] = []
-    spans: dict[int, list[int]] = {i: [] for i in sized}
-    for i in sized:
-        for first, last in problem.buffers[i].alive():
+    spans: dict[int, list[int]] = {i: [] for i in range(len(problem.buffers))}
+    for i, buffer in enumerate(problem.buffers):
+        for first, last in buffer.alive():
             events += [(first, 1, i), (last, 0, i)]
     count = 0
     since: dict[int, int] = {}

@@ -113,9 +113,8 @@ def _buffer(path: Path, line: int, cells: dict[str, str]) -> Buffer:
     name = cells["id"]
     if not name:
         _refuse(path, line, "the id is empty")
-    for key in ("lower", "size"):
-        if integer(key) < 0:
-            _refuse(path, line, f"{key} must not be negative, but is {integer(key)}")
+    if integer("lower") < 0:
+        _refuse(path, line, f"lower must not be negative, but is {integer('lower')}")
     return Buffer(
         name,
         integer("lower"),

@@ -259,45 +259,25 @@ def greedy(p, order, best_fit, offsets, lows, highs):
 
 
 @_compile
-def repair(p, order, best_fit, limit, rounds, offsets, kept, lows, highs):
-    """Place greedily, moving to the front what did not fit below `limit`, `rounds` times.
+def repair(p, order, best_fit, rounds, offsets, lows, highs):
+    """Place greedily up to `rounds` times, each time moving forward what did not fit.
 
-    Returns the lowest peak met (NONE: not all buffers fitted); its offsets are in `kept`.
+    Returns how often all buffers were gone through; `offsets` are those of the last time.
     """
-    count = len(order)
-    fresh = np.empty(count, np.int64)
-    best = NONE
-    for _ in range(rounds):
-        missing = greedy(p, order, best_fit, offsets, lows, highs)
-        peak = np.int64(0)
-        for b in range(count):
-            peak = max(peak, offsets[b] + p.size[b])
-        if missing == 0 and peak < best:
-            best = peak
-            kept[:] = offsets
-            if best <= limit:
-                break
-        # What sticks out goes in front of the nearest half of what was placed before it.
+    for done in range(rounds):
+        if greedy(p, order, best_fit, offsets, lows, highs) == 0:
+            return done + 1
+        # What did not fit moves before the later half of what was placed ahead of it.
         ahead = 0
-        for i in range(count):
+        for i in range(len(order)):
             b = order[i]
-            if (
-                offsets[b] < 0
-                or offsets[b] + p.size[b] > limit
-                or (missing == 0 and offsets[b] + p.size[b] == peak)
-            ):
+            if offsets[b] < 0:
                 target = max(ahead, i // 2)
                 for j in range(i, target, -1):
                     order[j] = order[j - 1]
                 order[target] = b
                 ahead = target + 1
-        same = True
-        for i in range(count):
-            same = same and fresh[i] == order[i]
-            fresh[i] = order[i]
-        if same:
-            break
-    return best
+    return rounds
 
 
 # --- search -----------------------------------------------------------------------------------

@@ -83,8 +83,8 @@ def fault(buffer: Buffer) -> str | None:
         if buffer.upper <= buffer.lower:
             return f"upper {buffer.upper} must be above lower {buffer.lower}"
         return f"times must be {-MAX_TIME}..{MAX_TIME}"
-    if not 0 <= buffer.size <= MAX_CAPACITY:
-        return f"size must be 0..{MAX_CAPACITY}, not {buffer.size}"
+    if not 1 <= buffer.size <= MAX_CAPACITY:
+        return f"size must be 1..{MAX_CAPACITY}, not {buffer.size}"
     if not 1 <= buffer.alignment <= MAX_CAPACITY:
         return f"alignment must be 1..{MAX_CAPACITY}, not {buffer.alignment}"
     if buffer.offset is not None:
@@ -98,6 +98,8 @@ def fault(buffer: Buffer) -> str | None:
     for first, last in buffer.regions or ():
         if not 0 <= first < last <= MAX_CAPACITY:
             return f"region {first}..{last} must lie in 0..{MAX_CAPACITY}"
+    if not buffer.alive():
+        return "its gaps leave nothing of its life"
     return None
 
 
@@ -123,10 +125,9 @@ def check(problem: Problem, offsets: Sequence[int]) -> list[str]:
             inside = [first <= at and end <= last for first, last in buffer.regions]
             if not any(inside):
                 found.append(f"`{buffer.name}` at {at} is in none of its regions")
-        if buffer.size:
-            for first, last in buffer.alive():
-                # At one time, ends (0) come before starts (1).
-                events += [(first, 1, i), (last, 0, i)]
+        for first, last in buffer.alive():
+            # At one time, ends (0) come before starts (1).
+            events += [(first, 1, i), (last, 0, i)]
     alive: set[int] = set()
     for _, starts, i in sorted(events):
         if not starts:
@@ -141,11 +142,13 @@ def check(problem: Problem, offsets: Sequence[int]) -> list[str]:
         if len(found) >= 20:
             return found[:20]
     for i, j in problem.apart:
-        banks = [
-            set(range(offsets[k] // problem.bank_bytes,
-                      (offsets[k] + buffers[k].size - 1) // problem.bank_bytes + 1))
-            for k in (i, j) if buffers[k].size
-        ]  # fmt: skip
-        if len(banks) == 2 and banks[0] & banks[1]:
+        first, second = (
+            (
+                offsets[k] // problem.bank_bytes,
+                (offsets[k] + buffers[k].size - 1) // problem.bank_bytes,
+            )
+            for k in (i, j)
+        )
+        if first[0] <= second[1] and second[0] <= first[1]:
             found.append(f"`{buffers[i].name}` and `{buffers[j].name}` share a bank")
     return found[:20]

@@ -18,7 +18,7 @@ class Search:
     """A set of buffers that touches no other, and how far it is searched."""
 
     def __init__(self, problem: Problem, indices: list[int], places: list[int]) -> None:
-        from tilewright.schedule.allocator import _ranks
+        from tilewright.schedule.allocator import CONFIGURATIONS, ranks
 
         fixed = [i for i, b in enumerate(problem.buffers) if b.offset is not None]
         kept = {old: new for new, old in enumerate([*indices, *fixed])}
@@ -30,7 +30,7 @@ class Search:
         )
         self.places = np.array(places, np.int64)
         self.arrays = prepare(part)
-        self.orders = _ranks(self.arrays)
+        self.orders = ranks(self.arrays, {order for _, order in CONFIGURATIONS})
         self.offsets = np.zeros(0, np.int64)
         self.state = self._state(room_for(self.arrays, problem.capacity))
 
