@@ -184,6 +184,9 @@ def run(options: argparse.Namespace) -> int:
         made = build(options.model, target, asked, progress)
         size = made.package.save(output)
         seconds = time.perf_counter() - start
+        for item in made.compiled.decisions if made.compiled else ():
+            if "warning" in item.details and item.stage == "annotate-timing":
+                print(item.details["warning"], file=sys.stderr)
         return _finish(options, made, output, size, seconds, progress)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -121,6 +122,9 @@ def _timing(options: argparse.Namespace) -> int:
             scope=options.scope,
             deadline_us=options.deadline_us,
         )
+    for report in reports:
+        if report.warning:
+            print(report.warning, file=sys.stderr)
     if options.json:
         print_json([report.to_json() for report in reports])
         return 0
