@@ -38,6 +38,7 @@ DIGEST_DIGITS = 16
 CONSTANTS = ("target_digest", "code_length")
 FETCH = ("mem_valid", "mem_code", "mem_address", "mem_read_data")
 _OTHER = "is of another program"
+OWN_RUN = "give a waveform of this program's own run on this target"
 
 
 @dataclass(frozen=True)
@@ -110,13 +111,12 @@ def stranger(
         )
     code = encode_program(program)
     count = len(code) // INSTRUCTION_BYTES
-    hint = "give a waveform of this program's own run"
     if shown.length is not None and shown.length != count:
         return TilewrightError(
             "E0603",
             f"`{source}` {_OTHER}: its code has {shown.length} instructions, this one {count}",
             [f"`code_length` in cycle 0 is {shown.length}"],
-            hint,
+            OWN_RUN,
         )
     wrong = min(
         ((at, cycle, unit) for cycle, at, unit in shown.units if _differs(code, at, unit)),
@@ -138,7 +138,7 @@ def stranger(
             f"byte {at + place} of the code: 0x{unit[place]:02x} fetched in cycle {cycle}"
             + (f", 0x{code[at + place]:02x} in the program" if index < count else ""),
         ],
-        hint,
+        OWN_RUN,
     )
 
 
@@ -224,7 +224,7 @@ def impossible(
                 f'({item.name}) of layer "{item.layer}" takes {took} cycles from its start in '
                 f"cycle {int(retired.start[place])}, and cannot take less than {least}",
                 [f"on target `{hardware.name}`"],
-                "give a waveform of this program's own run, on this target",
+                OWN_RUN,
             )
     return None
 

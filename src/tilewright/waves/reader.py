@@ -91,7 +91,7 @@ _quiet = threading.RLock()
 
 
 @contextmanager
-def _library_call(path: Path) -> Generator[None]:
+def library_call(path: Path) -> Generator[None]:
     """Make an error of the library one of ours, without what it prints on stderr beforehand.
 
     The library is not written in Python: it writes to the file descriptor. What others write there
@@ -149,7 +149,7 @@ class Waveform:
         """
         self.path = Path(path)
         stream = self._open()
-        with _library_call(self.path):
+        with library_call(self.path):
             variables = list(stream.all_vars())
             scale = stream.timescale
             names = [variable.full_name for variable in variables]
@@ -168,7 +168,7 @@ class Waveform:
         library = _library()
         if not self.path.is_file():
             raise TilewrightError("E0701", f"there is no waveform `{self.path}`")
-        with _library_call(self.path):
+        with library_call(self.path):
             return library.WaveformStream(str(self.path), multi_threaded=False)
 
     def scopes(self, names: Collection[str], prefix: str = "") -> list[str]:
@@ -235,7 +235,7 @@ class Waveform:
             times[at].append(time)
             values[at].append(value if isinstance(value, int) else None)
 
-        with _library_call(self.path):
+        with library_call(self.path):
             for variable in stream.all_vars():
                 if variable.full_name in wanted:
                     chosen.setdefault(variable.full_name, variable)

@@ -22,7 +22,7 @@ from tilewright.ir.context import CompileContext, compile_context
 from tilewright.schedule.constraints import Constraint, Constraints, group
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Dispatched, sequence
-from tilewright.waves.identity import Candidate, program_of, warning_of
+from tilewright.waves.identity import OWN_RUN, Candidate, program_of, warning_of
 from tilewright.waves.retire import Retired, read_retired
 
 
@@ -56,26 +56,30 @@ class AnnotateTimingPass(ModulePass):
             raise TilewrightError("E0201", "measured times need a target", [], "give the target")
         if not self.waveform:
             raise UsageError("E0702", "`annotate-timing` needs `waveform=FILE`")
+        programs = self._programs(op)
         retired = read_retired(self.waveform, self.scope)
-        program, stream = self._program(op, hardware, retired)
+        program, stream = self._program(programs, hardware, retired)
         annotate(op, context, hardware, stream, retired, program)
 
-    def _program(
-        self, module: ModuleOp, hardware: Hardware, retired: Retired
-    ) -> tuple[ProgramOp, list[Dispatched]]:
+    def _programs(self, module: ModuleOp) -> list[ProgramOp]:
         programs = [item for item in module.ops if isinstance(item, ProgramOp)]
-        named = [item for item in programs if self.program in ("", item.sym_name.data)]
         if not programs:
             raise UsageError(
                 "E0702",
                 "the model has no program of the chip: there is nothing a waveform could measure",
                 hint="all of it runs on the host; compile it without measured times",
             )
+        named = [item for item in programs if self.program in ("", item.sym_name.data)]
         if not named:
             names = ", ".join(f"@{item.sym_name.data}" for item in programs)
             raise UsageError(
                 "E0702", f"there is no program @{self.program}", [f"programs: {names}"]
             )
+        return named
+
+    def _program(
+        self, named: list[ProgramOp], hardware: Hardware, retired: Retired
+    ) -> tuple[ProgramOp, list[Dispatched]]:
         candidates = [
             Candidate(
                 f"@{item.sym_name.data}", code, list(sequence(code, hardware.scalar_registers))
@@ -166,7 +170,7 @@ def schedule_by(source: Path, module: ModuleOp, context: CompileContext) -> None
         try:
             AnnotateTimingPass(waveform=str(source)).apply(context, module)
         except TilewrightError as error:
-            if error.code == "E0603" and error.hint is None:
+            if error.code == "E0603" and error.hint in (None, OWN_RUN):
                 error.hint = (
                     "the waveform must be of the program compiled without measured times; to use "
                     "one of another compile, annotate that program and give the .mlir file"
