@@ -183,6 +183,8 @@ def ranks(arrays: Arrays, orders: Iterable[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+SHUFFLES = 10
+"""Orders by lifetime with noise in every round, each used in both places."""
 GREEDY_ROUNDS = 12
 
 
@@ -228,8 +230,13 @@ def _search(
         for ones in sorted(missing, key=lambda ones: (len(ones), ones))
     ]
     room = FIRST_ROUND
+    seed = 0
     while left:
-        for configuration in CONFIGURATIONS:
+        turns = [(mode, order, 0) for mode, order in CONFIGURATIONS]
+        for _ in range(SHUFFLES):
+            seed += 1
+            turns += [(mode, "WA", seed) for mode in (0, 1)]
+        for configuration in turns:
             for search in list(left):
                 status = search.run(configuration, room, budget, CHUNK)
                 if status == "infeasible":

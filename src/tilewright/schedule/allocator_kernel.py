@@ -692,9 +692,6 @@ def search(problem, search, steps):
     p, s = _static(problem), _state(search)
     control = s.control
     while control[C_STATUS] == RUNNING and control[C_STEPS] < steps:
-        if control[C_LEFT] == 0:
-            control[C_STATUS] = SOLVED
-            break
         # Of the parts left, the smallest: it is refuted the fastest.
         part = -1
         for label in range(control[C_PARTS]):
@@ -723,7 +720,9 @@ def search(problem, search, steps):
         s.part_last[part] = depth
         good = _place(p, s, b)
         _clear_queue(s)
-        if good:
+        if good and control[C_LEFT] == 0:
+            control[C_STATUS] = SOLVED
+        elif good:
             _split(p, s, b, depth)
         else:
             _back(p, s, depth)
