@@ -50,7 +50,7 @@ def test_a_measured_report(
     # The made-up waveform shows neither chip nor code.
     (warning,) = [line for line in text.err.splitlines() if line.startswith("warning")]
     assert "`run.vcd` does not show its chip" in warning
-    assert found["warning"] == warning
+    assert warning == f"warning: {found['warning']}"
     assert sum(link["end"] - link["begin"] for link in found["chain"]) == found["cycles"]
 
 

@@ -13,7 +13,14 @@ from tilewright.sim.cycle import CycleSimulator
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Instr, encode_program, sequence
 from tilewright.waves.difference import first_difference
-from tilewright.waves.identity import Candidate, impossible, misfit, program_of, warning_of
+from tilewright.waves.identity import (
+    Candidate,
+    first_dispatch,
+    impossible,
+    misfit,
+    program_of,
+    warning_of,
+)
 from tilewright.waves.retire import read_retired
 
 TINY = load_target("tiny8")
@@ -145,7 +152,7 @@ def test_what_is_not_shown_is_said(tmp_path: Path, leave_out: str, part: str) ->
     retired = read_retired(path)
     assert misfit(retired, TINY, candidate(pipeline(TINY, 1))) is None
     text = warning_of(retired)
-    assert text.startswith("warning: `a.vcd` does not show")
+    assert text.startswith("`a.vcd` does not show")
     assert text.count(part) == 1
     assert "\n" not in text
     # What is shown still counts.
@@ -180,6 +187,27 @@ def test_no_simulated_run_is_impossible(tmp_path: Path, name: str, tiles: int) -
         path = write_vcd(tmp_path / "a.vcd", log_signals(log))
         stream = list(sequence(program, target.scalar_registers))
         assert impossible(read_retired(path), target, stream) is None
+
+
+@pytest.mark.parametrize("missing", [1, 5])
+def test_a_trace_that_begins_late_is_refused(tmp_path: Path, missing: int) -> None:
+    program = own()
+    signals = log_signals(CycleSimulator(TINY).run(program).log)
+    late = {name: (width, values[missing:]) for name, (width, values) in signals.items()}
+    error = refusal(write_vcd(tmp_path / "a.vcd", late), program)
+    first = read_retired(FST).issue[0]
+    assert f"the first dispatch in cycle {first - missing}" in error.message
+    assert f"before cycle {first}" in error.message
+
+
+@pytest.mark.parametrize("ddr_clock", [100, 30, 71])
+@pytest.mark.parametrize("unit", [8, 32, 128])
+def test_the_first_dispatch_is_known(ddr_clock: int, unit: int) -> None:
+    target = TINY.model_copy(
+        update={"ddr_clock_mhz": ddr_clock, "ddr_bus_bytes": unit, "dma_burst_size": 256}
+    )
+    log = CycleSimulator(target).run([Instr("halt")]).log
+    assert first_dispatch(target) == int(log.issue[0])
 
 
 def test_the_program_is_chosen_by_its_code(tmp_path: Path) -> None:

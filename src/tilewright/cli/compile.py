@@ -190,7 +190,7 @@ def run(options: argparse.Namespace) -> int:
         seconds = time.perf_counter() - start
         for item in made.compiled.decisions if made.compiled else ():
             if "warning" in item.details and item.stage == "annotate-timing":
-                print(item.details["warning"], file=sys.stderr)
+                print(f"warning: {item.details['warning']}", file=sys.stderr)
         return _finish(options, made, output, size, seconds, progress)
 
 

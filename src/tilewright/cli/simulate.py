@@ -124,7 +124,7 @@ def _timing(options: argparse.Namespace) -> int:
         )
     for report in reports:
         if report.warning:
-            print(report.warning, file=sys.stderr)
+            print(f"warning: {report.warning}", file=sys.stderr)
     if options.json:
         print_json([report.to_json() for report in reports])
         return 0

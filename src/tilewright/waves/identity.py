@@ -91,7 +91,7 @@ def warning_of(retired: Retired) -> str:
     if not parts:
         return ""
     return (
-        f"warning: `{retired.source}` does not show {' and '.join(parts)}: only the engines, "
+        f"`{retired.source}` does not show {' and '.join(parts)}: only the engines, "
         "number and least times of the instructions were compared with the program"
     )
 
@@ -207,6 +207,32 @@ def least_cycles(hardware: Hardware, item: Dispatched) -> int:
     return 2 + dma_to_core(hardware, hardware.dma_latency * factor) + words
 
 
+def first_dispatch(hardware: Hardware) -> int:
+    """Return the cycle in which the first instruction is dispatched: nothing disturbs its fetch."""
+    core, ddr = hardware.core_clock_mhz, hardware.ddr_clock_mhz
+    units = ceil_div(INSTRUCTION_BYTES, hardware.ddr_bus_bytes)
+    cycle = dma_to_core(hardware, hardware.dma_latency)
+    while units:
+        cycle += 1
+        # A unit is granted in cycles in which DDR's enable gives a beat.
+        units -= (cycle + 1) * ddr // core > cycle * ddr // core
+    return cycle + 2
+
+
+def begins_late(retired: Retired, hardware: Hardware) -> TilewrightError | None:
+    """Return that a waveform lacks the run's first cycles, or None."""
+    first, least = int(retired.issue[0]) if len(retired.issue) else -1, first_dispatch(hardware)
+    if first < 0 or first >= least:
+        return None
+    return TilewrightError(
+        "E0603",
+        f"`{retired.source}` begins after the run, or is of another chip: it shows the first "
+        f"dispatch in cycle {first}, and code cannot be there before cycle {least}",
+        [f"on target `{hardware.name}`; cycle 0 is the first in which `run` is high"],
+        "trace the whole run, from reset on",
+    )
+
+
 def impossible(
     retired: Retired, hardware: Hardware, stream: Sequence[Dispatched]
 ) -> TilewrightError | None:
@@ -245,7 +271,7 @@ def misfit(retired: Retired, hardware: Hardware, of: Candidate) -> TilewrightErr
     error = stranger(retired, hardware, of.code) or mismatch(retired, of.stream)
     if error is None and retired.shown.missing:
         error = impossible(retired, hardware, of.stream)
-    return error
+    return error or begins_late(retired, hardware)
 
 
 def program_of(
