@@ -14,8 +14,9 @@ from tests.cosim.support import needs_verilator
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.testgen.catalogue import run_catalogue, suite, suite_target
-from tilewright.testgen.programs import Case, from_text
+from tilewright.testgen.programs import Case
 from tilewright.testgen.run import expect, run_rtl
+from tilewright.testgen.text import from_text
 
 FILES = sorted(Path(__file__).with_name("corpus").glob("*.tpuasm"))
 
