@@ -23,14 +23,20 @@ SUITE: tuple[tuple[str, str, range], ...] = (
     ("tiny8", PRIME_K, range(1, 7)),
     ("tiny8_a40", "address", range(1, 9)),
     ("tiny8", SATURATION, range(1, 2)),
+    ("tiny8_wrap", SATURATION, range(1, 2)),
 )
-"""Target, profile and seeds; `tiny8_a40` is `tiny8` with 40 address lines."""
+"""Target, profile and seeds, of `VARIANTS` too."""
+VARIANTS: dict[str, dict[str, int | bool]] = {
+    "tiny8_a40": {"ddr_address_bits": 40},
+    "tiny8_wrap": {"mac_saturation": False},
+}
+"""Targets of the suite by what they have other than `tiny8`."""
 
 
 def suite_target(name: str) -> Hardware:
     """Return a target of the suite."""
-    if name == "tiny8_a40":
-        return load_target("tiny8").model_copy(update={"name": name, "ddr_address_bits": 40})
+    if name in VARIANTS:
+        return load_target("tiny8").model_copy(update={"name": name, **VARIANTS[name]})
     return load_target(name)
 
 
