@@ -1,7 +1,7 @@
 """The placement solver on files of buffers and on generated ones.
 
     python bench/place.py --files 'DIR/*.csv' --seeds 20 --output bench/results/place.json
-    python bench/place.py --generate 7 --kind cut --slack 0.02 > buffers.csv
+    python bench/place.py --generate 7 --kinds cut --slacks 0.02 > buffers.csv
 
 A file's capacity is the number in its name (`A.1048576.csv`), or --capacity. Two kinds of buffers
 are generated: `cut`, a full rectangle of memory and time cut into pieces (so that a placement
@@ -140,8 +140,9 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--counts", default="150,300", help="buffers of generated problems")
     parser.add_argument("--slacks", default="0,0.02,0.1")
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join(KINDS), help="cut, net or both")
     parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--seed-steps", type=int, default=100_000, help="of generated problems")
     parser.add_argument("--generate", type=int, metavar="SEED", help="print a problem as CSV")
     parser.add_argument("--output", type=Path, default=Path("build/place.json"))
     options = parser.parse_args()
@@ -154,10 +155,13 @@ def main() -> int:
         writer.writerows((b.name, b.lower, b.upper, b.size) for b in made.buffers)
         print(f"capacity {made.capacity}", file=sys.stderr)
         return 0
-    solve(cut(0, 20), steps=2000)
-    solve(Problem((Buffer("a", 0, 2, 2), Buffer("b", 1, 3, 2)), 4), steps=10)
     warm_up()
-    result: dict[str, Any] = {"files": {}, "generated": []}
+    result: dict[str, Any] = {
+        "steps_files": options.steps,
+        "steps_generated": options.seed_steps,
+        "files": {},
+        "generated": [],
+    }
     for name in sorted(glob.glob(options.files)) if options.files else []:
         path = Path(name)
         digits = re.search(r"\.(\d+)\.csv$", path.name)
@@ -173,7 +177,7 @@ def main() -> int:
             for slack in slacks:
                 if options.seeds:
                     seeds = range(options.first, options.first + options.seeds)
-                    row = share(kind, count, slack, list(seeds), options.steps)
+                    row = share(kind, count, slack, list(seeds), options.seed_steps)
                     result["generated"].append(row)
                     print(row, flush=True)
     options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -184,10 +188,9 @@ def main() -> int:
 
 def warm_up() -> None:
     """Have everything compiled: a problem that only the search can decide."""
-    rows = [(0, 3, 2), (2, 5, 3), (4, 7, 2), (0, 1, 3), (6, 7, 3), (1, 2, 3), (3, 4, 1)]
-    for seed in range(30):
-        draw = random.Random(seed)
-        solve(_problem([(a, b, draw.randint(1, 3)) for a, b, _ in rows], 5), steps=100)
+    buffers = tuple(Buffer(str(i), i, i + 1, 2) for i in range(3))
+    answer = solve(Problem(buffers, 8, ((0, 1), (0, 2), (1, 2)), 4))
+    assert answer.method == "search"
 
 
 def share(kind: str, count: int, slack: float, seeds: list[int], steps: int) -> dict[str, Any]:
