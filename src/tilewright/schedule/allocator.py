@@ -32,6 +32,8 @@ STEPS = 4_000_000
 CHUNK = 20_000
 """Steps between looks at the clock."""
 FIRST_ROUND = 2_000
+QUICK = 20
+"""Part of the budget for a capacity in the first pass of `minimise`."""
 GROWTH = 2
 
 
@@ -68,8 +70,11 @@ class _Budget:
 
     @property
     def over(self) -> bool:
-        late = self.end is not None and time.monotonic() > self.end
-        return late or self.used >= self.limit
+        return self.late or self.used >= self.limit
+
+    @property
+    def late(self) -> bool:
+        return self.end is not None and time.monotonic() > self.end
 
 
 def solve(problem: Problem, *, steps: int = STEPS, seconds: float | None = None) -> Answer:
@@ -95,21 +100,23 @@ def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = No
     arrays, _ = _lay_out(problem)
     # Peaks of lowest placements are multiples of this.
     unit = arrays.step if arrays else 1
-    bound = proven = -(-best.bound // unit) * unit
-    at = bound
-    while bound < best.peak:
-        # The bound itself is the likeliest to be met exactly; after it, halve what is left.
-        share = _Budget(steps, None)
-        share.end = budget.end
-        found = _solve(replace(problem, capacity=at), share)
-        budget.used += share.used
-        if found.status == "placed":
-            best = found
-        else:
-            bound = at + unit
-            if found.status == "infeasible":
-                proven = max(proven, at + unit)
-        at = max(bound, (bound + best.peak) // 2 // unit * unit)
+    proven = -(-best.bound // unit) * unit
+    # A quick pass first: what it finds narrows the range for the thorough one.
+    for portion in (max(1, steps // QUICK), steps):
+        bound = at = proven
+        while bound < best.peak and not budget.late:
+            # The bound itself is the likeliest to be met exactly; then halve what is left.
+            share = _Budget(portion, None)
+            share.end = budget.end
+            found = _solve(replace(problem, capacity=at), share)
+            budget.used += share.used
+            if found.status == "placed":
+                best = found
+            else:
+                bound = at + unit
+                if found.status == "infeasible":
+                    proven = max(proven, at + unit)
+            at = max(bound, (bound + best.peak) // 2 // unit * unit)
     return replace(best, bound=max(best.bound, min(proven, best.peak)), steps=budget.used)
 
 
