@@ -59,6 +59,22 @@ def test_package_with_a_trace(
 
 
 @needs_verilator
+def test_window_of_a_trace(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its end does not wrap at 2^64, and one that never comes is said to be without values."""
+    trace = tmp_path / "t.vcd"
+    command = ["cosim", str(package), "--trace", str(trace), "--segment", "tpu_0", "-q"]
+    assert main([*command, "--trace-from", "5", "--trace-cycles", str(2**64 - 1)]) == 0
+    assert capsys.readouterr().out.endswith(f"trace: {trace}\n")
+    times = [line for line in trace.read_text().splitlines() if line.startswith("#")]
+    assert len(times) > 10
+    assert main([*command, "--trace-from", str(2**64 + 1)]) == 0
+    assert "without values: the program ended in cycle" in capsys.readouterr().out
+    assert not any(line.startswith("#") for line in trace.read_text().splitlines())
+
+
+@needs_verilator
 def test_differences_are_told(
     package: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,7 +258,7 @@ def test_model_that_runs_on_the_host(
     def never(path: Path) -> None:
         raise AssertionError(path)
 
-    monkeypatch.setattr(driver, "_load", never)
+    monkeypatch.setattr(driver, "load_library", never)
     assert main(["cosim", str(model), "--fp32", "--quiet"]) == 0
     assert "nothing to co-simulate" in capsys.readouterr().out
 

@@ -94,7 +94,9 @@ def test_everything_it_depends_on_makes_another(
     ]
     monkeypatch.setattr(build, "_processor", lambda: "another")
     paths.append(build_library(TINY, sources=[STUB]).path)
-    monkeypatch.setattr(build, "_version", lambda program: f"{program} 99")
+    monkeypatch.setattr(build, "_version", lambda command: f"{command} 99")
+    paths.append(build_library(TINY, sources=[STUB]).path)
+    monkeypatch.setenv("CXX", f"{build.find_tools().compiler[0]} -O1")
     paths.append(build_library(TINY, sources=[STUB]).path)
     assert len(set(paths)) == len(paths) == FakeJob.built
     assert all(path.is_file() and path.parent == fake for path in paths)
@@ -176,7 +178,7 @@ def test_targets_without_rtl(cache: Path) -> None:
 def test_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TILEWRIGHT_CACHE", str(tmp_path / "file"))
-    monkeypatch.setattr(build, "find_tools", lambda: build._Tools("v", "1", "c", "1", None))
+    monkeypatch.setattr(build, "find_tools", lambda: build._Tools("v", "1", ("c",), "1", None))
     with pytest.raises(TilewrightError) as caught:
         build_library(TINY, sources=[STUB])
     assert caught.value.code == "E0701"

@@ -90,8 +90,15 @@ def run(options: argparse.Namespace) -> int:
     else:
         print("\n".join(_text(package, found)))
         if options.trace:
-            print(f"  trace: {options.trace}")
+            print(f"  trace: {options.trace}{_untraced(options, found)}")
     return 0 if found.equal else 1
+
+
+def _untraced(options: argparse.Namespace, found: ModelComparison) -> str:
+    cycles = max((item.rtl.cycles for item in found.programs.values()), default=0)
+    if options.trace_from < cycles:
+        return ""
+    return f" (without values: the program ended in cycle {cycles})"
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -10,18 +10,22 @@ import fcntl
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
 from typing import Literal
 
+from tilewright.cosim.children import Children, cleanup_on_sigterm
+from tilewright.cosim.library import is_intact, library_problem, seal
 from tilewright.cosim.sources import (
     MODULES,
     missing_pins,
@@ -42,6 +46,11 @@ MAX_ARRAY = 64
 MIN_MAC_LATENCY = 3
 """Depth of the pipeline in `tw_mac`."""
 LOG_LINES = 12
+SCRATCH = "build-"
+"""How names of the folders begin that builds work in; each holds a lock of this name."""
+SCRATCH_LOCK = "lock"
+STALE_SECONDS = 3600
+"""Age of a folder without a lock that nobody works in any more."""
 
 VERILATE = (
     "--cc", "-O3", "--x-assign", "fast", "--x-initial", "fast", "--noassert", "--no-timing",
@@ -75,7 +84,8 @@ class Library:
 class _Tools:
     verilator: str
     verilator_version: str
-    compiler: str
+    compiler: tuple[str, ...]
+    """With the arguments that `CXX` gives it."""
     compiler_version: str
     ccache: str | None
 
@@ -132,9 +142,9 @@ def build_library(
         progress: told before a build begins.
 
     Raises:
-        TilewrightError: E0801 when a tool is missing, E0802 when the target has no RTL, E0803 when
-            the build fails or the chip lacks a port, E0701 when a module cannot be read or the
-            cache not be written.
+        TilewrightError: E0801 when a tool is missing or does not run, E0802 when the target has no
+            RTL, E0803 when the build fails or the chip lacks a port, E0701 when a module cannot be
+            read or the cache not be written.
     """
     if reasons := unbuildable(hardware):
         raise TilewrightError(
@@ -151,7 +161,7 @@ def build_library(
     harness = HARNESS.read_bytes()
     key = _key(
         [package, *verilate, *compile_flags, *link, OPTIMISE, OPTIMISE_SLOW],
-        [tools.verilator_version, tools.compiler_version, _processor()],
+        [tools.verilator_version, *tools.compiler, tools.compiler_version, _processor()],
         {**texts, HARNESS.name: harness},
     )
     variant = "".join(("-faults" if faults else "", f"-{trace}" if trace else ""))
@@ -159,30 +169,57 @@ def build_library(
 
     folder = cache_folder() / "rtl"
     target = folder / f"{hardware.name}{variant}-{key[:20]}.so"
-    if target.is_file():
+    if is_intact(target):
         return Library(target, False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _lock(folder / f"{target.stem}.lock"):
+        with cleanup_on_sigterm(), _lock(folder / f"{target.stem}.lock"):
             # Another process may have built it while this one waited.
-            if target.is_file():
+            if is_intact(target):
                 return Library(target, False)
             if progress is not None:
                 progress("build RTL")
-            with tempfile.TemporaryDirectory(prefix="build-", dir=folder) as scratch:
-                place = Path(scratch)
+            with _scratch(folder) as place:
                 (place / "tw_pkg.sv").write_text(package, "utf-8")
                 for name, text in {**texts, HARNESS.name: harness}.items():
                     (place / name).write_bytes(text)
                 job = _Job(place, tools, folder / f"{target.stem}.log", texts, own)
                 modules = [name for name in texts if Path(name).suffix in MODULES]
-                job.verilate([*verilate, "tw_pkg.sv", *modules])
-                job.check_ports(hardware)
-                made = job.compile(compile_flags, link)
+                try:
+                    job.verilate([*verilate, "tw_pkg.sv", *modules])
+                    job.check_ports(hardware)
+                    made = job.compile(compile_flags, link)
+                except _FailedError as failed:
+                    raise job.told(failed) from None
+                seal(made)
                 os.replace(made, target)
     except OSError as error:
         raise TilewrightError("E0701", f"cannot write `{folder}`", [str(error)]) from error
     return Library(target, True)
+
+
+@contextmanager
+def _scratch(folder: Path) -> Generator[Path]:
+    """Give a folder to build in; first remove those of builds that were killed."""
+    for old in folder.glob(f"{SCRATCH}*"):
+        _remove_stale(old)
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
+        place = Path(scratch)
+        with (place / SCRATCH_LOCK).open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield place
+
+
+def _remove_stale(old: Path) -> None:
+    with suppress(OSError):  # somebody works there, or has just removed it
+        try:
+            with (old / SCRATCH_LOCK).open("r+") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(old, ignore_errors=True)
+        except FileNotFoundError:
+            # It may be in the making.
+            if time.time() - old.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def find_tools() -> _Tools:
@@ -192,8 +229,7 @@ def find_tools() -> _Tools:
         TilewrightError: E0801.
     """
     verilator = shutil.which("verilator")
-    compilers = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
-    compiler = next((found for name in compilers if (found := shutil.which(name))), None)
+    compiler = _compiler()
     missing = [
         f"{what} is not on the PATH"
         for what, found in (("verilator", verilator), ("a C++ compiler (g++)", compiler))
@@ -207,13 +243,55 @@ def find_tools() -> _Tools:
             "`apt-get install verilator g++` (Debian and Ubuntu)",
         )
     return _Tools(
-        verilator, _version(verilator), compiler, _version(compiler), shutil.which("ccache")
+        verilator, _version((verilator,)), compiler, _version(compiler), shutil.which("ccache")
     )
 
 
+def _compiler() -> tuple[str, ...] | None:
+    """Return the compiler: what `CXX` says, with its arguments, or one of the usual names.
+
+    Raises:
+        TilewrightError: E0801 when `CXX` names none.
+    """
+    asked = os.environ.get("CXX", "")
+    if not asked.strip():
+        found = (shutil.which(name) for name in ("g++", "clang++", "c++"))
+        return next(((path,) for path in found if path), None)
+    try:
+        program, *arguments = shlex.split(asked)
+        path = shutil.which(program)
+        problem = f"`{program}` is not a program"
+    except ValueError as error:  # a quotation without an end
+        path, arguments, problem = None, [], str(error)
+    if path is None:
+        raise TilewrightError(
+            "E0801",
+            "CXX does not name a C++ compiler",
+            [f"CXX={asked}: {problem}"],
+            "unset CXX to use the g++ or clang++ on the PATH",
+        )
+    return path, *arguments
+
+
 @lru_cache
-def _version(program: str) -> str:
-    done = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+def _version(command: tuple[str, ...]) -> str:
+    """Return what a program says it is.
+
+    Raises:
+        TilewrightError: E0801 when it cannot be run.
+    """
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError as error:
+        raise TilewrightError(
+            "E0801",
+            "a tool that simulates the RTL does not run",
+            [f"`{command[0]}`: {error.strerror or error}"],
+            "`apt-get install verilator g++` (Debian and Ubuntu)",
+        ) from error
     return (done.stdout.splitlines() or [""])[0]
 
 
@@ -246,7 +324,10 @@ def _flags(hardware: Hardware, trace: TraceFormat | None) -> tuple[list[str], li
         f"-DVM_TRACE_VCD={int(trace == 'vcd')}",
         f"-DVM_TRACE_FST={int(trace == 'fst')}",
     ]
-    link = ["-shared", "-Wl,-Bsymbolic", "-pthread", *(["-lz"] if trace == "fst" else [])]
+    link = ["-shared", "-Wl,-Bsymbolic", "-pthread"]
+    if trace == "fst":
+        # harness.cpp looks at what the writer of these files does not.
+        link += ["-lz", *(f"-Wl,--wrap={name}" for name in ("fclose", "mmap", "mmap64"))]
     return verilate, compile_flags, link
 
 
@@ -262,17 +343,36 @@ def _key(texts: Sequence[str], versions: Sequence[str], files: Mapping[str, byte
 @contextmanager
 def _lock(path: Path) -> Generator[None]:
     """Hold a file's lock, so that two processes do not build the same."""
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
+    while True:
+        with path.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            # Whoever held it before has removed the file, and a third may hold the next one.
+            try:
+                same = os.path.samestat(os.fstat(file.fileno()), path.stat())
+            except FileNotFoundError:
+                same = False
+            if not same:
+                continue
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+class _FailedError(Exception):
+    """A program of a build failed, or made nothing that can be used."""
+
+    def __init__(self, message: str, command: Sequence[str], said: str) -> None:
+        super().__init__(message)
+        self.message = message
+        self.command = command
+        self.said = said
 
 
 @dataclass
 class _Job:
-    """A build in a scratch folder."""
+    """A build in a scratch folder. Its steps raise `_FailedError`."""
 
     folder: Path
     tools: _Tools
@@ -282,9 +382,14 @@ class _Job:
     """The modules, by name."""
     own: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """Where those lie that are not ours."""
+    children: Children = field(default_factory=Children)
 
     def verilate(self, arguments: Sequence[str]) -> None:
-        self._run("Verilator", [self.tools.verilator, *arguments])
+        command = [self.tools.verilator, *arguments]
+        said = self._run("Verilator", command)
+        for name in (f"V{TOP}.h", self._list().name):
+            if not (self.folder / name).is_file():
+                raise _FailedError(f"Verilator made no `{name}`", command, said)
 
     def check_ports(self, hardware: Hardware) -> None:
         """Refuse a chip that the harness cannot be connected to; the compiler would not say why.
@@ -306,52 +411,73 @@ class _Job:
     def compile(self, flags: Sequence[str], link: Sequence[str]) -> Path:
         include = self._include()
         common = [*flags, "-I.", f"-I{include}", f"-I{include}/vltstd"]
-        if "clang" not in Path(self.tools.compiler).name:
+        compiler, names = self.tools.compiler, [Path(word).name for word in self.tools.compiler]
+        if not any("clang" in name for name in (*names, self.tools.compiler_version)):
             # Libraries of several targets live in one process: they must not share statics.
             common.append("-fno-gnu-unique")
         units = sorted(file.name for file in self.folder.glob("*.cpp"))
         units += [str(include / f"{name}.cpp") for name in self._runtime()]
-        prefix = [self.tools.ccache] if self.tools.ccache else []
+        # It refuses to be called by itself.
+        prefix = [self.tools.ccache] if self.tools.ccache and "ccache" not in names else []
 
         def unit(source: str) -> str:
             slow = "__Slow" in source or "__Syms" in source
             made = f"{Path(source).stem}.o"
             how = [OPTIMISE_SLOW if slow else OPTIMISE, "-c", source, "-o", made]
-            self._run("the C++ compiler", [*prefix, self.tools.compiler, *common, *how])
+            self._run("the C++ compiler", [*prefix, *compiler, *common, *how])
             return made
 
+        objects: list[str] = []
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(unit, units))
-        self._run("the linker", [self.tools.compiler, *objects, *link, "-o", "library.so"])
-        return self.folder / "library.so"
+            try:
+                objects += pool.map(unit, units)
+            finally:
+                # Of one that failed, or when this was interrupted: the pool waits for the others.
+                self.children.end()
+        command = [*compiler, *objects, *link, "-o", "library.so"]
+        said = self._run("the linker", command)
+        made = self.folder / "library.so"
+        if problem := library_problem(made):
+            name = shlex.join(compiler)
+            message = f"the C++ compiler `{name}` made no library that can be used: {problem}"
+            raise _FailedError(message, command, said)
+        return made
+
+    def told(self, failed: _FailedError) -> TilewrightError:
+        """Keep all that a program said; return what to tell of it."""
+        self.log.write_text(" ".join(failed.command) + "\n" + failed.said, "utf-8")
+        lines = [line for line in failed.said.splitlines() if line.strip()]
+        errors = [line for line in lines if "rror" in line and line not in lines[-LOG_LINES:]]
+        said = [name_places(line, self.own) for line in (*errors[:3], *lines[-LOG_LINES:])]
+        return TilewrightError(
+            "E0803",
+            f"the RTL does not build: {failed.message}",
+            [*missing_pins(lines, self.texts, self.own), *said],
+            f"all it said: `{self.log}`",
+        )
 
     def _include(self) -> Path:
         """Return the folder of Verilator's run-time library."""
         done = self._run("Verilator", [self.tools.verilator, "--getenv", "VERILATOR_ROOT"])
         return Path(done.strip()) / "include"
 
+    def _list(self) -> Path:
+        return self.folder / f"V{TOP}_classes.mk"
+
     def _runtime(self) -> list[str]:
         """Return the parts of Verilator's run-time library that the generated code needs."""
-        text = (self.folder / f"V{TOP}_classes.mk").read_text("utf-8")
+        text = self._list().read_text("utf-8")
         found = re.findall(r"^VM_GLOBAL_(?:FAST|SLOW) \+=((?:.*\\\n)*.*)$", text, re.MULTILINE)
         return [name for names in found for name in names.replace("\\", " ").split()]
 
     def _run(self, what: str, command: Sequence[str]) -> str:
         # Paths relative to the folder: ccache then knows the same text in another folder.
         environment = {**os.environ, "CCACHE_NOHASHDIR": "1", "LC_ALL": "C"}
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, text=True, check=False, errors="replace",
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        if done.returncode == 0:
-            return done.stdout
-        self.log.write_text(" ".join(command) + "\n" + done.stdout, "utf-8")
-        lines = [line for line in done.stdout.splitlines() if line.strip()]
-        errors = [line for line in lines if "rror" in line and line not in lines[-LOG_LINES:]]
-        said = [name_places(line, self.own) for line in (*errors[:3], *lines[-LOG_LINES:])]
-        raise TilewrightError(
-            "E0803",
-            f"the RTL does not build: {what} ended with {done.returncode}",
-            [*missing_pins(lines, self.texts, self.own), *said],
-            f"all it said: `{self.log}`",
-        )
+        try:
+            code, said = self.children.run(command, self.folder, environment)
+        except OSError as error:
+            problem = f"{what} does not run: {error.strerror or error}"
+            raise _FailedError(problem, command, "") from error
+        if code:
+            raise _FailedError(f"{what} ended with {code}", command, said)
+        return said

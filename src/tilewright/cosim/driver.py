@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.codegen.files import atomic_output
 from tilewright.cosim.build import TraceFormat, build_library, quiet_limit
+from tilewright.cosim.children import cleanup_on_sigterm
+from tilewright.cosim.fst import fst_problem
+from tilewright.cosim.library import load_library
 from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.rtl.faults import FAULTS
 from tilewright.sim.retire import RetireLog
@@ -38,7 +43,7 @@ from tilewright.spec.program import (
 Bytes = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
-RUNNING, FINISHED, TRAPPED, QUIET, OUT_OF_RANGE, FATAL = range(6)
+RUNNING, FINISHED, TRAPPED, QUIET, OUT_OF_RANGE, FATAL, TRACE_LOST = range(7)
 SLICE = 1 << 20
 """Cycles between two looks at the keyboard."""
 COUNTERS = ("busy", "wait_bank", "wait_ddr", "wait_accumulator")
@@ -46,6 +51,8 @@ COUNTERS = ("busy", "wait_bank", "wait_ddr", "wait_accumulator")
 CYCLE_COUNTER = 48
 FETCH = 2
 """Kind of an access outside memory: instructions."""
+LAST_TRACED = 1 << 62
+"""No run gets so far; sums of such cycles fit in 64 bits."""
 NEVER = -1
 """Time of what did not happen."""
 
@@ -141,7 +148,7 @@ class RtlSimulator:
             sources=self.sources,
             progress=self.progress,
         )
-        return _load(built.path)
+        return load_library(built.path)
 
     def run(
         self,
@@ -166,7 +173,8 @@ class RtlSimulator:
         Raises:
             TilewrightError: E0602 when the chip traps, deadlocks or accesses DDR that does not
                 exist, naming what each engine is blocked in; E0802 for fp16 instructions; E0804
-                after `max_cycles`.
+                after `max_cycles`; E0701 when the trace cannot be written. A run that fails for
+                another reason leaves its trace; a trace that is not whole leaves no file.
         """
         if ddr.dtype != np.uint8 or ddr.ndim != 1 or not ddr.flags.c_contiguous:
             raise ValueError("ddr must be a contiguous one-dimensional uint8 array")
@@ -184,11 +192,23 @@ class RtlSimulator:
             layers = [item.layer for item in code]
         stream = dispatch_order(self.hardware, encoded, layers, given)
         _refuse_fp16(stream)
-        run = _Run(self, stream, encoded, ddr, given, fault)
-        try:
-            return run.execute(max_cycles)
-        finally:
-            run.close()
+        with nullcontext(None) if self.trace is None else _trace_file(self.trace) as scratch:
+            run = _Run(self, stream, encoded, ddr, given, fault, scratch)
+            try:
+                outcome = run.outcome(max_cycles)
+            finally:
+                run.close()
+        if isinstance(outcome, TilewrightError):
+            # Raised only here: the trace, which shows why, stays.
+            raise outcome
+        return outcome
+
+
+@contextmanager
+def _trace_file(path: Path) -> Generator[Path]:
+    """Give the file that becomes the trace; nothing is left when the run is ended from outside."""
+    with cleanup_on_sigterm(), atomic_output(path) as scratch:
+        yield scratch
 
 
 def _refuse_fp16(stream: Sequence[Dispatched]) -> None:
@@ -206,41 +226,6 @@ def _refuse_fp16(stream: Sequence[Dispatched]) -> None:
                 ["dtype: fp16; the RTL needs int8 or int4"],
                 "the simulators run it all the same: `tilewright simulate`",
             )
-
-
-@lru_cache
-def _load(path: Path) -> Any:
-    library = ctypes.CDLL(str(path))
-    pointer, number, word = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32
-    signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
-        "tw_create": (pointer, ()),
-        "tw_destroy": (None, (pointer,)),
-        "tw_load": (
-            ctypes.c_int32,
-            (pointer, pointer, number, pointer, word, pointer, number, ctypes.c_uint8),
-        ),
-        "tw_trace": (ctypes.c_int32, (pointer, ctypes.c_char_p, number, number, number)),
-        "tw_run": (ctypes.c_int32, (pointer, number, number)),
-        "tw_message": (ctypes.c_char_p, (pointer,)),
-        "tw_cycle": (number, (pointer,)),
-        "tw_target_digest": (number, (pointer,)),
-        "tw_fault_address": (number, (pointer,)),
-        "tw_fault_kind": (word, (pointer,)),
-        "tw_dispatched": (number, (pointer,)),
-        "tw_dispatch_cycle": (pointer, (pointer,)),
-        "tw_dispatch_engine": (pointer, (pointer,)),
-        "tw_starts": (number, (pointer, word)),
-        "tw_start_cycle": (pointer, (pointer, word)),
-        "tw_ends": (number, (pointer, word)),
-        "tw_done_cycle": (pointer, (pointer, word)),
-        "tw_state": (None, (pointer, pointer)),
-        "tw_counters": (None, (pointer, pointer)),
-        "tw_sram": (None, (pointer, pointer)),
-    }
-    for name, (result, arguments) in signatures.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, list(arguments)
-    return library
 
 
 def _copied(address: int | None, count: int, dtype: Any) -> I64:
@@ -271,6 +256,7 @@ class _Run:
         ddr: Bytes,
         registers: Mapping[int, int],
         fault: int,
+        trace: Path | None,
     ) -> None:
         self.simulator = simulator
         self.hardware = simulator.hardware
@@ -278,37 +264,92 @@ class _Run:
         self.code = code
         self.ddr = ddr
         self.library = simulator.library
+        self.trace = trace
+        """The file that becomes the trace when it is whole."""
         self.sim = self.library.tw_create()
         if not self.sim:
             raise TilewrightError("E0803", "the built RTL cannot be started")
-        values = np.zeros(32, np.uint64)
-        for number, value in registers.items():
-            values[number] = value & REGISTER_MASK
-        status = self.library.tw_load(
-            self.sim, self.code, len(code) // INSTRUCTION_BYTES, values.ctypes.data,
-            sum(1 << number for number in registers), ddr.ctypes.data, ddr.size, fault,
-        )  # fmt: skip
-        if status == FATAL:
-            self._fatal()
-        self._open_trace()
+        self.registers = registers
+        self.fault = fault
+        self.traced = False
+        """Whether the trace was begun."""
 
-    def _open_trace(self) -> None:
-        path = self.simulator.trace
-        if path is None:
-            return
-        count = self.simulator.trace_cycles
-        opened = self.library.tw_trace(
-            self.sim, str(path).encode(), self.simulator.trace_from,
-            1 << 62 if count is None else count, self.hardware.core_clock_mhz,
-        )  # fmt: skip
-        if not opened:
-            raise TilewrightError("E0701", f"cannot write `{path}`")
+    def outcome(self, max_cycles: int | None) -> RtlResult | TilewrightError:
+        """Run; return what it leaves or, when it failed but its trace is whole, why it failed.
+
+        Raises:
+            TilewrightError: E0701 when the trace is not whole; why the run failed when both are so.
+        """
+        try:
+            found = self._execute(max_cycles)
+        except TilewrightError as error:
+            if self.trace is not None and not self.traced:
+                raise
+            problem = self._end_trace()
+            if not problem:
+                return error
+            if error.code != "E0701":
+                error.details.append(self._trace_lost(problem).message + f": {problem}")
+            raise
+        if problem := self._end_trace():
+            raise self._trace_lost(problem)
+        return found
 
     def close(self) -> None:
         self.library.tw_destroy(self.sim)
 
-    def execute(self, max_cycles: int | None) -> RtlResult:
+    def _load(self) -> None:
+        values = np.zeros(32, np.uint64)
+        for number, value in self.registers.items():
+            values[number] = value & REGISTER_MASK
+        status = self.library.tw_load(
+            self.sim, self.code, len(self.code) // INSTRUCTION_BYTES, values.ctypes.data,
+            sum(1 << number for number in self.registers), self.ddr.ctypes.data, self.ddr.size,
+            self.fault,
+        )  # fmt: skip
+        if status == FATAL:
+            self._fatal()
+
+    # The trace.
+
+    def _open_trace(self) -> None:
+        if self.trace is None:
+            return
+        first = min(self.simulator.trace_from, LAST_TRACED)
+        count = self.simulator.trace_cycles
+        opened = self.library.tw_trace(
+            self.sim, str(self.trace).encode(), first,
+            LAST_TRACED - first if count is None else min(count, LAST_TRACED - first),
+            self.hardware.core_clock_mhz,
+        )  # fmt: skip
+        if opened != 0:
+            raise self._trace_lost(self._reason(opened))
+        self.traced = True
+
+    def _reason(self, error: int) -> str:
+        """Return what an `errno` of the harness means."""
+        if error < 0:
+            return self.library.tw_message(self.sim).decode(errors="replace")
+        return os.strerror(error)
+
+    def _trace_lost(self, problem: str) -> TilewrightError:
+        return TilewrightError("E0701", f"cannot write `{self.simulator.trace}`", [problem])
+
+    def _end_trace(self) -> str:
+        """Close the trace; return why it is not whole, or an empty string."""
+        if self.trace is None:
+            return ""
+        if error := self.library.tw_trace_end(self.sim):
+            return self._reason(error)
+        if self.simulator.trace is not None and trace_format(self.simulator.trace) == "fst":
+            cycles = self.library.tw_cycle(self.sim)
+            return fst_problem(self.trace, empty=cycles <= self.simulator.trace_from)
+        return ""
+
+    def _execute(self, max_cycles: int | None) -> RtlResult:
         library, sim = self.library, self.sim
+        self._load()
+        self._open_trace()
         before = self._sram()
         expected = int(self.hardware.digest()[:16], 16)
         if library.tw_target_digest(sim) != expected:
@@ -325,7 +366,8 @@ class _Run:
         if status != FINISHED:
             self._fail(status)
         counters = np.zeros(CYCLE_COUNTER + 1, np.uint64)
-        library.tw_counters(sim, counters.ctypes.data)
+        if library.tw_counters(sim, counters.ctypes.data) == FATAL:
+            self._fatal()
         by_engine = {
             name: {key: int(counters[8 * number + i]) for i, key in enumerate(COUNTERS)}
             for number, name in enumerate(ENGINE_NAMES[:SEQ])
@@ -337,7 +379,8 @@ class _Run:
 
     def _sram(self) -> Bytes:
         sram = np.zeros(self.hardware.sram_size, np.uint8)
-        self.library.tw_sram(self.sim, sram.ctypes.data)
+        if self.library.tw_sram(self.sim, sram.ctypes.data) == FATAL:
+            self._fatal()
         return sram
 
     def _log(self) -> RetireLog:
@@ -378,6 +421,9 @@ class _Run:
     def _fail(self, status: int) -> NoReturn:
         if status == FATAL:
             self._fatal()
+        if status == TRACE_LOST:
+            # What it was is known when the trace is closed.
+            raise self._trace_lost(self._end_trace())
         cycle = self.library.tw_cycle(self.sim)
         blocked = self._blocked()
         if status == RUNNING:

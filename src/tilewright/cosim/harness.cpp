@@ -7,7 +7,9 @@
 // Built with -DTW_W (bytes of an SRAM word), -DTW_G (bytes of a DDR unit), -DTW_SRAM_WORDS, and
 // -DTW_VCD or -DTW_FST when it writes traces.
 
+#include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -18,9 +20,15 @@
 #include "Vtw_top.h"
 #include "verilated.h"
 #if defined(TW_VCD)
+#include <fcntl.h>
+#include <unistd.h>
+
 #include "verilated_vcd_c.h"
 using TraceFile = VerilatedVcdC;
 #elif defined(TW_FST)
+#include <sys/mman.h>
+#include <sys/stat.h>
+
 #include "verilated_fst_c.h"
 using TraceFile = VerilatedFstC;
 #endif
@@ -35,7 +43,40 @@ constexpr unsigned kCounters = 49;
 constexpr unsigned kInstructionBytes = 64;
 
 // As in driver.py.
-enum Status : int32_t { kRunning = 0, kFinished, kTrapped, kQuiet, kOutOfRange, kFatal };
+enum Status : int32_t {
+  kRunning = 0, kFinished, kTrapped, kQuiet, kOutOfRange, kFatal, kTraceLost
+};
+
+#ifdef TW_VCD
+// A file whose writer never fails: Verilator would throw from wherever it flushes, destructors
+// among them. What went wrong first is kept, and what comes after is dropped.
+struct Sink : VerilatedVcdFile {
+  int fd = -1;
+  int error = 0;
+
+  bool open(const std::string& name) override {
+    fd = ::open(name.c_str(), O_CREAT | O_WRONLY | O_TRUNC | O_CLOEXEC, 0666);
+    if (fd < 0) error = errno;
+    return fd >= 0;
+  }
+  void close() override {
+    if (fd >= 0 && ::close(fd) != 0 && !error) error = errno;
+    fd = -1;
+  }
+  ssize_t write(const char* data, ssize_t size) override {
+    if (error) return size;
+    const ssize_t written = ::write(fd, data, size);
+    if (written >= 0 || errno == EINTR || errno == EAGAIN) return written;
+    error = errno;
+    return size;
+  }
+};
+#endif
+#ifdef TW_FST
+// What went wrong with a file of the thread's FST writer, which looks at no result itself.
+thread_local int fst_error = 0;
+constexpr int kUnknown = -1;
+#endif
 
 // Verilator's signals are little-endian integers or arrays of 32-bit words, whatever their width.
 template <typename T>
@@ -64,8 +105,12 @@ struct Sim {
   uint32_t fault_kind = 0;  // 0 read, 1 write, 2 fetch
   std::string message;
 
+#ifdef TW_VCD
+  Sink sink;  // outlives `trace`
+#endif
 #ifdef TW_TRACE
   std::unique_ptr<TraceFile> trace;
+  int32_t trace_error = 0;
   uint64_t trace_from = 0;
   uint64_t trace_until = 0;
   uint64_t core_mhz = 1;
@@ -128,6 +173,9 @@ int32_t step(Sim& s, uint64_t cycles, uint64_t quiet_limit) {
       top.eval();
       rising_edge(s);
     }
+#endif
+#ifdef TW_VCD
+    if (s.sink.error) return kTraceLost;
 #endif
     // The falling edge moves no register; it settles what depends on the inputs of this cycle.
     top.clk = 0;
@@ -198,6 +246,37 @@ void vl_fatal(const char* file, int line, const char*, const char* message) {
   throw std::runtime_error(std::string(message) + " at " + file + ":" + std::to_string(line));
 }
 
+#ifdef TW_FST
+// The linker puts these in the place of what the FST writer calls (--wrap in build.py).
+extern "C" {
+int __real_fclose(FILE* file);
+void* __real_mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset);
+
+// A file that could not be written knows it until it is closed.
+int __wrap_fclose(FILE* file) {
+  errno = 0;
+  const bool failed = std::fflush(file) != 0 || std::ferror(file);
+  const int reason = errno ? errno : kUnknown;
+  if (failed && !fst_error) fst_error = reason;
+  return __real_fclose(file);
+}
+
+// Reading a file beyond its end, where it could not be written, would end the process.
+void* __wrap_mmap(void* at, size_t size, int protection, int flags, int fd, off_t offset) {
+  struct stat found;
+  if (fd >= 0 && fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
+      static_cast<uint64_t>(found.st_size) < static_cast<uint64_t>(offset) + size) {
+    if (!fst_error) fst_error = kUnknown;
+    return __real_mmap(at, size, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  return __real_mmap(at, size, protection, flags, fd, offset);
+}
+void* __wrap_mmap64(void* at, size_t size, int protection, int flags, int fd, off_t offset) {
+  return __wrap_mmap(at, size, protection, flags, fd, offset);
+}
+}
+#endif
+
 #define TW_API extern "C" __attribute__((visibility("default")))
 
 // Null when the model cannot be made.
@@ -209,11 +288,40 @@ TW_API Sim* tw_create() {
   }
 }
 
-TW_API void tw_destroy(Sim* s) {
+// Closes the trace; 0 when all of it was written, else an `errno`, or -1 (`tw_message`). Says the
+// same when asked again.
+TW_API int32_t tw_trace_end(Sim* s) {
 #ifdef TW_TRACE
-  if (s->trace) s->trace->close();
+  if (!s->trace) return s->trace_error;
+  try {
+    s->trace->close();
+  } catch (const std::exception& error) {
+    s->message = error.what();
+    // Its destructor would close it again.
+    (void)s->trace.release();
+    return s->trace_error = -1;
+  }
+  s->trace.reset();
+#if defined(TW_VCD)
+  s->trace_error = s->sink.error;
+#else
+  s->trace_error = fst_error;
+  if (fst_error == kUnknown) s->message = "not all of it could be written; is the disk full?";
 #endif
-  s->top->final();
+  return s->trace_error;
+#else
+  (void)s;
+  return 0;
+#endif
+}
+
+TW_API void tw_destroy(Sim* s) {
+  tw_trace_end(s);
+  try {
+    s->top->final();
+  } catch (const std::exception&) {
+    // Nobody is left to be told.
+  }
   delete s;
 }
 
@@ -270,21 +378,34 @@ TW_API int32_t tw_load(Sim* s, const uint8_t* code, uint64_t instructions,
   }
 }
 
-// Writes the cycles [from, from + count) of the next runs to a file; false when it cannot.
+// Writes the cycles [from, from + count) of the next runs to a file; results as of `tw_trace_end`.
 TW_API int32_t tw_trace(Sim* s, const char* path, uint64_t from, uint64_t count, uint64_t mhz) {
 #ifdef TW_TRACE
-  s->trace.reset(new TraceFile);
-  s->top->trace(s->trace.get(), 99);
-  s->trace->set_time_unit("1ps");
-  s->trace->set_time_resolution("1ps");
-  s->trace->open(path);
-  s->trace_from = from;
-  s->trace_until = from + count;
-  s->core_mhz = mhz;
-  return s->trace->isOpen();
+  try {
+    errno = 0;
+#if defined(TW_VCD)
+    s->sink.error = 0;
+    s->trace.reset(new TraceFile(&s->sink));
+#else
+    fst_error = 0;
+    s->trace.reset(new TraceFile);
+#endif
+    s->top->trace(s->trace.get(), 99);
+    s->trace->set_time_unit("1ps");
+    s->trace->set_time_resolution("1ps");
+    s->trace->open(path);
+    s->trace_from = from;
+    s->trace_until = from + count;
+    s->core_mhz = mhz;
+    if (s->trace->isOpen()) return 0;
+    return errno ? errno : EIO;
+  } catch (const std::exception& error) {
+    s->message = error.what();
+    return -1;
+  }
 #else
   (void)s, (void)path, (void)from, (void)count, (void)mhz;
-  return 0;
+  return ENOSYS;
 #endif
 }
 
@@ -324,20 +445,32 @@ TW_API void tw_state(Sim* s, uint32_t* out) {
   out[5] = top.semaphore_zero;
 }
 
-// The chip's performance counters, by `counter_select`.
-TW_API void tw_counters(Sim* s, uint64_t* out) {
-  for (unsigned i = 0; i < kCounters; ++i) {
-    s->top->counter_select = i;
-    s->top->eval();
-    out[i] = s->top->counter_value;
+// The chip's performance counters, by `counter_select`; returns kRunning or kFatal.
+TW_API int32_t tw_counters(Sim* s, uint64_t* out) {
+  try {
+    for (unsigned i = 0; i < kCounters; ++i) {
+      s->top->counter_select = i;
+      s->top->eval();
+      out[i] = s->top->counter_value;
+    }
+    return kRunning;
+  } catch (const std::exception& error) {
+    s->message = error.what();
+    return kFatal;
   }
 }
 
-// All of SRAM, through the debug port.
-TW_API void tw_sram(Sim* s, uint8_t* out) {
-  for (uint32_t i = 0; i < TW_SRAM_WORDS; ++i) {
-    s->top->debug_address = i;
-    s->top->eval();
-    std::memcpy(out + uint64_t{i} * TW_W, bytes_of(s->top->debug_data), TW_W);
+// All of SRAM, through the debug port; returns as `tw_counters`.
+TW_API int32_t tw_sram(Sim* s, uint8_t* out) {
+  try {
+    for (uint32_t i = 0; i < TW_SRAM_WORDS; ++i) {
+      s->top->debug_address = i;
+      s->top->eval();
+      std::memcpy(out + uint64_t{i} * TW_W, bytes_of(s->top->debug_data), TW_W);
+    }
+    return kRunning;
+  } catch (const std::exception& error) {
+    s->message = error.what();
+    return kFatal;
   }
 }
