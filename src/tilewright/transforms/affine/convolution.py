@@ -8,7 +8,8 @@ Each tile is loaded inside the innermost loop it changes with; loops of one iter
       affine.for %k ... {              // only if the reduction is split
         conv ins(x, w) outs(acc)
       }
-      requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y);  store y
+      requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y)
+      eltwise ins(y, z) outs(y);  store y        // z: a tile of another tensor in DDR
     }
 """
 
@@ -45,6 +46,19 @@ PARAMETERS = ("bias", "mult", "shift")
 
 
 @dataclass(frozen=True)
+class Join:
+    """An elementwise operation of the layer's result and another tensor in DDR."""
+
+    op: GenericOp
+    layer: str
+    other: SSAValue
+    """[n, oh, ow, o]."""
+    first: bool
+    """Whether the layer's result is the first operand."""
+    attributes: dict[str, Attribute]
+
+
+@dataclass(frozen=True)
 class ConvLayer:
     """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o].
 
@@ -70,6 +84,7 @@ class ConvLayer:
     lut: GenericOp | None = None
     lut_table: SSAValue | None = None
     lut_layer: str = ""
+    join: Join | None = None
 
 
 @dataclass
@@ -237,6 +252,20 @@ class ConvNest:
         used = nest.view(tile, [0] * 3, sizes)
         nest.fill(0, used)
         self.tiles["acc"] = used
+        if self.work.join is not None:
+            self._load_second(self.work.join, shape, sizes)
+
+    def _load_second(self, join: Join, shape: list[int], sizes: list[Index]) -> None:
+        """Load what is joined to the results; early, so that it is there when they are."""
+        nest, problem = self.nest, self.work.problem
+        start, _ = self._channels(output=True)
+        spans = [
+            Span(self.at["h"], sizes[0], problem.out_rows),
+            Span(self.at["w"], sizes[1], problem.out_columns),
+            Span(start, sizes[2], problem.out_channels),
+        ]
+        tile = nest.alloc(shape, element_of(join.other), "input", self.work.tiling.second_slots)
+        self.tiles["second"] = load(nest, view_of(join.other), [self.at["n"]], spans, tile)
 
     def _reduce(self) -> None:
         problem, tiling = self.work.problem, self.work.tiling
@@ -297,6 +326,13 @@ class ConvNest:
         if work.lut is not None:
             nest.layer = work.lut_layer
             emit_lookup(nest, work.lut, used, self.tiles["table"], used)
+            nest.layer = work.layer
+        if work.join is not None:
+            nest.layer = work.join.layer
+            pair = [(used, identity), (self.tiles["second"], identity)]
+            inputs = pair if work.join.first else pair[::-1]
+            body = bodies.plain(work.join.op)
+            nest.generic("eltwise", inputs, (used, identity), body, work.join.attributes)
             nest.layer = work.layer
         start, _ = self._channels(output=True)
         starts = [self.at["h"], self.at["w"], start]
