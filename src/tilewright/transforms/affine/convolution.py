@@ -126,6 +126,8 @@ class ConvNest:
             self._start()
         if depth == self._depth(INPUT_LOOPS):
             self._load_input()
+        if depth == self._depth(OUTPUT_LOOPS) and self.work.join is not None:
+            self._load_second(self.work.join)
         if depth < len(self.active):
             loop = self.active[depth]
             with self.nest.loop(loop.size, loop.step) as index:
@@ -242,29 +244,31 @@ class ConvNest:
 
     # Compute
 
+    def _result_shape(self) -> list[int]:
+        tiling = self.work.tiling
+        return [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
+
     def _start(self) -> None:
-        nest, tiling = self.nest, self.work.tiling
+        nest = self.nest
         _, count = self._channels(output=True)
         sizes = [self._rows(), self._columns(), count]
-        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
         element = accumulator_of(element_of(self.work.x))
-        tile = nest.alloc(shape, element, "accumulator", 1, ACCUMULATORS)
+        tile = nest.alloc(self._result_shape(), element, "accumulator", 1, ACCUMULATORS)
         used = nest.view(tile, [0] * 3, sizes)
         nest.fill(0, used)
         self.tiles["acc"] = used
-        if self.work.join is not None:
-            self._load_second(self.work.join, shape, sizes)
 
-    def _load_second(self, join: Join, shape: list[int], sizes: list[Index]) -> None:
+    def _load_second(self, join: Join) -> None:
         """Load what is joined to the results; early, so that it is there when they are."""
-        nest, problem = self.nest, self.work.problem
+        nest, problem, sizes = self.nest, self.work.problem, self.tiles["acc"].sizes
         start, _ = self._channels(output=True)
         spans = [
             Span(self.at["h"], sizes[0], problem.out_rows),
             Span(self.at["w"], sizes[1], problem.out_columns),
             Span(start, sizes[2], problem.out_channels),
         ]
-        tile = nest.alloc(shape, element_of(join.other), "input", self.work.tiling.second_slots)
+        slots = self.work.tiling.second_slots
+        tile = nest.alloc(self._result_shape(), element_of(join.other), "input", slots)
         self.tiles["second"] = load(nest, view_of(join.other), [self.at["n"]], spans, tile)
 
     def _reduce(self) -> None:
@@ -313,8 +317,8 @@ class ConvNest:
     def _finish(self) -> None:
         nest, work, tiling = self.nest, self.work, self.work.tiling
         acc = self.tiles["acc"]
-        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
-        tile = nest.alloc(shape, element_of(work.y), "output", tiling.output_slots)
+        element = element_of(work.y)
+        tile = nest.alloc(self._result_shape(), element, "output", tiling.output_slots)
         used = nest.view(tile, [0] * 3, acc.sizes)
         identity = AffineMap.identity(3)
         along = table(3, [dims(3)[2]])
