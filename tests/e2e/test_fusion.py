@@ -11,9 +11,12 @@ import pytest
 from onnx import helper
 
 from tests.e2e.test_edges import graph, normal
+from tests.e2e.test_wild_networks import REFUSALS
 from tests.level_checks import assert_levels_agree, normal_sample
+from tests.random_targets import random_target
 from tilewright.codegen.package import PackageContent
 from tilewright.compiler import Compiled, compile_model, front_end
+from tilewright.diagnostics import TilewrightError
 from tilewright.report.report import make_report
 from tilewright.runtime.runtime import Executor, Package
 from tilewright.runtime.simulation import simulate
@@ -209,3 +212,72 @@ def test_the_report_counts_an_addition_in_its_nest() -> None:
     assert 2 * size < sum(saved) < 6 * size, saved
     assert reports[0].cycles < reports[1].cycles
     assert reports[0].bound == reports[1].bound
+
+
+def residual_network(seed: int) -> tuple[onnx.ModelProto, tuple[int, ...]]:
+    """Return blocks of branches that keep the shape, joined in pairs, and the input's shape."""
+    rng = np.random.default_rng(seed)
+    channels, batch = int(rng.choice([1, 6, 12, 24, 40, 72])), int(rng.integers(1, 3))
+    shape = (batch, channels, int(rng.integers(1, 18)), int(rng.integers(1, 18)))
+    nodes: list[onnx.NodeProto] = []
+    constants: dict[str, np.ndarray] = {}
+
+    def add(kind: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(node(kind, inputs, f"{kind.lower()}{len(nodes)}", **attributes))
+        return nodes[-1].output[0]
+
+    def branch(value: str) -> str:
+        choice = rng.integers(8)
+        if choice == 0:
+            return value
+        if choice == 1:
+            edges = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}
+            return add("AveragePool", value, **edges)
+        rows, columns, step = (int(rng.choice(options)) for options in ((1, 3), (1, 3, 5), (1, 2)))
+        group = int(rng.choice([n for n in (1, 1, 2, 3, channels) if channels % n == 0]))
+        pads = [rows // 2 * step, columns // 2 * step] * 2
+        depth = channels // group
+        scale = np.float32(1 / np.sqrt(depth * rows * columns))
+        name = f"w{len(constants)}"
+        constants[name] = normal(channels, depth, rows, columns, seed=len(nodes)) * scale
+        made = add("Conv", value, name, pads=pads, dilations=[step, step], group=group)
+        return add(str(rng.choice(["HardSwish", "Relu"])), made) if rng.integers(3) == 0 else made
+
+    value, outputs = branch("x"), list[str]()
+    for _ in range(4):
+        pair = [branch(value), branch(value)]
+        kind = str(rng.choice(["Add", "Add", "Sub", "Mul", "Max"]))
+        value = add(kind, *(pair if rng.integers(2) else pair[::-1]))
+        if rng.integers(3) == 0:
+            value = add("Relu", value)
+        if rng.integers(6) == 0 and pair[0] != "x":
+            outputs.append(pair[0])
+    return graph(nodes, {"x": shape}, [*dict.fromkeys(outputs), value], **constants), shape
+
+
+def check_residual(seed: int, target: Hardware) -> int:
+    model, shape = residual_network(seed)
+    activations = "asymmetric" if seed % 2 else "symmetric"
+    return len(joined(both_ways(model, {"x": shape}, target, activations=activations)[0]))
+
+
+@each_target
+def test_random_blocks(target: Hardware) -> None:
+    assert sum(check_residual(seed, target) for seed in range(4)) >= 4
+
+
+@pytest.mark.slow
+@each_target
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_many_more_random_blocks(seed: int, target: Hardware) -> None:
+    check_residual(seed, target)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+def test_random_blocks_on_any_legal_chip(seed: int) -> None:
+    try:
+        check_residual(seed, random_target(seed))
+    except TilewrightError as error:
+        if error.code not in REFUSALS:
+            raise
