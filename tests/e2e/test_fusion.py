@@ -21,6 +21,7 @@ from tilewright.report.report import make_report
 from tilewright.runtime.runtime import Executor, Package
 from tilewright.runtime.simulation import simulate
 from tilewright.spec.hardware import Hardware, load_target
+from tilewright.transforms.affine import fusion
 
 SMALL = load_target("tiny8").model_copy(update={"name": "tiny8_4k", "sram_size": 4096})
 TWO_BANKS = load_target("tiny8").model_copy(update={"name": "two_banks", "quant_banks": 2})
@@ -281,3 +282,14 @@ def test_random_blocks_on_any_legal_chip(seed: int) -> None:
     except TilewrightError as error:
         if error.code not in REFUSALS:
             raise
+
+
+def test_a_slower_nest_is_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion.vector, "elementwise_cycles", lambda *_: -1000.0)
+    fused, apart = both_ways(block("Add"), {"x": SHAPE}, load_target("edge16"))
+    assert joined(fused) == {}
+    assert fused.program.tensors.keys() == apart.program.tensors.keys()
+    assert {layer: reason.split(":")[0] for layer, reason in reasons(fused, False).items()} == {
+        "sum": "does not join the nest of b", "y": "does not join the nest of d",
+    }  # fmt: skip
+    assert "two nests are estimated at" in reasons(fused, False)["y"]
