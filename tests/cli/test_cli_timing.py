@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.waves.vcd import log_signals, write_vcd
 from tilewright.cli import main
 from tilewright.runtime.runtime import load
 from tilewright.runtime.simulation import simulate
+from tilewright.spec.isa import BY_NAME
 
 
 def waveform(package: Path, folder: Path, *, period: int = 5000) -> Path:
@@ -43,7 +45,78 @@ def test_a_measured_report(
     assert found["nanoseconds"] == found["cycles"] * 6
     assert found["chain"]
     assert main(command) == 0
-    assert "MISSED by 1,000.0 ps" in capsys.readouterr().out
+    text = capsys.readouterr()
+    assert "MISSED by 1,000.0 ps" in text.out
+    # The made-up waveform shows neither chip nor code.
+    (warning,) = [line for line in text.err.splitlines() if line.startswith("warning")]
+    assert "`run.vcd` does not show its chip" in warning
+    assert warning == f"warning: {found['warning']}"
+    assert sum(link["end"] - link["begin"] for link in found["chain"]) == found["cycles"]
+
+
+def traced(package: Path, path: Path, change: Callable[[bytearray], None], digest: str) -> Path:
+    """Write the waveform of a package's run that shows a digest and the code, changed."""
+    loaded = load(package)
+    (result,) = simulate(loaded).programs.values()
+    (step,) = loaded.content.program.tpu_steps
+    unit = loaded.executor.target.ddr_bus_bytes
+    code = bytearray(step.code)
+    change(code)
+    signals = log_signals(result.log)
+    scope = "TOP.tw_top"
+    count = len(code) // unit
+    words = [int.from_bytes(code[i * unit :][:unit], "little") for i in range(count)]
+    signals |= {
+        f"{scope}.target_digest": (64, [int(digest[:16], 16)] * (count + 9)),
+        f"{scope}.code_length": (32, [len(code) // 64] * (count + 9)),
+        f"{scope}.mem_valid": (1, [1] * count),
+        f"{scope}.mem_code": (1, [1] * count),
+        f"{scope}.mem_address": (40, [i * unit for i in range(count)]),
+        f"{scope}.mem_read_data": (8 * unit, [0, *words]),
+    }
+    return write_vcd(path, signals, period=5000)
+
+
+def test_a_waveform_of_another_model_or_chip(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    digest = load(package).executor.target.digest()
+
+    def other_code(code: bytearray) -> None:
+        # A bit of the stride of the first load's runs.
+        at = next(i for i in range(0, len(code), 64) if code[i] == BY_NAME["dma_load"].opcode)
+        code[at + 24] ^= 8
+
+    def report(path: Path) -> tuple[int, str, str]:
+        status = main(["simulate", str(package), "--timing-report", "--waveform", str(path)])
+        text = capsys.readouterr()
+        return status, text.out, text.err
+
+    status, out, err = report(traced(package, tmp_path / "a.vcd", lambda code: None, digest))
+    assert status == 0
+    assert "timing of tpu_0 (a.vcd)" in out
+    assert "warning" not in err
+    status, out, err = report(traced(package, tmp_path / "b.vcd", other_code, digest))
+    assert (status, out) == (1, "")
+    assert "error[E0603]: `b.vcd` is of another program: differs first in instruction" in err
+    assert "(dma_load)" in err
+    assert "hint: " in err
+    status, out, err = report(traced(package, tmp_path / "c.vcd", lambda code: None, "9" * 16))
+    assert (status, out) == (1, "")
+    assert "error[E0603]: `c.vcd` is of another chip than target `tiny8`" in err
+
+
+def test_a_model_of_the_host_has_no_times(
+    model: Path, package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "host.tpupkg"
+    command = ["compile", str(model), "--target", "tiny8", "--fp32", "--quiet", "-o", str(output)]
+    assert main(command) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(output), "--timing-report"]) == 2
+    assert "the model has no program of the chip" in capsys.readouterr().err
+    assert main([*command, "--timing-constraints", str(waveform(package, tmp_path))]) == 2
+    assert "in float32 there is no program of the chip" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -88,7 +161,7 @@ def test_compile_by_measured_times(
     assert main([*common, "-o", str(first)]) == 0
     path = waveform(first, tmp_path)
     assert main([*common, "-o", str(second), "--timing-constraints", str(path)]) == 0
-    capsys.readouterr()
+    assert "warning: `run.vcd` does not show its chip" in capsys.readouterr().err
     assert main(["inspect", str(second), "--ir", "tpu"]) == 0
     text = capsys.readouterr().out
     assert "tpu.timing_constraint" in text

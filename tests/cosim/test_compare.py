@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from tests.cosim.support import needs_verilator
@@ -20,7 +21,7 @@ from tilewright.cosim.driver import COUNTERS, RtlSimulator
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import Instr, encode_program, sequence
-from tilewright.testgen.programs import generate
+from tilewright.testgen.programs import Case, generate
 
 pytestmark = needs_verilator
 TINY = load_target("tiny8")
@@ -164,17 +165,24 @@ def test_wrong_counters(runs: Runs) -> None:
     ]
 
 
+def used(case: Case) -> npt.NDArray[np.uint8]:
+    """The low part of DDR, in which the program stays: all of it is half a gigabyte."""
+    (window,) = case.windows
+    ddr = case.ddr()
+    content = ddr.content[: window.end].copy()
+    ddr.close()
+    return content
+
+
 @pytest.mark.parametrize("target", ["tiny8", "edge16"])
 def test_counters_of_random_programs(target: str) -> None:
     hardware = load_target(target)
     chip = RtlSimulator(hardware)
     waits: Counter[str] = Counter()
-    for profile in ("mixed", "contention", "mac"):
+    for profile in ("vector", "contention", "mac"):
         for seed in range(20, 23):
             case = generate(hardware, profile, seed)
-            ddr = case.ddr()
-            found = compare_program(chip, case.program, ddr.content, registers=case.registers)
-            ddr.close()
+            found = compare_program(chip, case.program, used(case), registers=case.registers)
             assert found.equal, (profile, seed, found.lines())
             assert not found.counters
             for counters in found.rtl.counters.values():
@@ -186,9 +194,7 @@ def test_counters_of_random_programs(target: str) -> None:
 def test_resize_reads_where_its_table_says(seed: int) -> None:
     """Which words a resize reads stands in a table that only the functional simulator knows."""
     case = generate(TINY, "vector", seed)
-    ddr = case.ddr()
-    found = compare_program(CHIP, case.program, ddr.content, registers=case.registers)
-    ddr.close()
+    found = compare_program(CHIP, case.program, used(case), registers=case.registers)
     assert found.equal, found.lines()
     even = CycleSimulator(TINY).run(case.program, registers=case.registers)
     assert even.cycles != found.rtl.cycles, "the table does not matter in this program"

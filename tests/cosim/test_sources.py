@@ -56,7 +56,7 @@ def fails(folder: Path) -> TilewrightError:
 
 
 def test_what_takes_the_place_of_what(own: Path) -> None:
-    for name in ("tw_mac.v", "tw_dma.sv", "mine.sv", "zz.v", "sizes.svh", "notes.txt"):
+    for name in ("tw_mac.v", "tw_dma.sv", "mine.sv", "zz.v", "sizes.svh", "notes.txt", ".x.sv"):
         (own / name).write_text("module x; endmodule\n")
     (own / "types.sv").write_text("// types\npackage my_types;\nendpackage\n")
     ours = {path.name for path in rtl_sources()}

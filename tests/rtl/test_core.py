@@ -296,7 +296,8 @@ def test_a_full_queue_does_not_hide_a_trap(build: Build) -> None:
     assert int(seen.end.split()[1]) < 4000
 
 
-CORE_FAULTS = [fault for fault in FAULTS if fault.module in ("tw_seq", "tw_sem", "tw_sram")]
+CORE = ("tw_seq", "tw_queue", "tw_sem", "tw_sram")
+CORE_FAULTS = [fault for fault in FAULTS if fault.module in CORE]
 
 
 @pytest.mark.parametrize("fault", CORE_FAULTS, ids=lambda fault: fault.name)

@@ -10,9 +10,13 @@ import pytest
 
 from tests.cosim.own import slow_engine, wrong_constant
 from tests.cosim.support import needs_verilator
+from tilewright.diagnostics import TilewrightError
+from tilewright.spec.hardware import Hardware, load_target
+from tilewright.testgen import programs
 from tilewright.testgen import run as run_module
-from tilewright.testgen.programs import Case, from_text
+from tilewright.testgen.programs import Case, generate
 from tilewright.testgen.run import Finding, Outcome
+from tilewright.testgen.text import from_text, to_text
 from tilewright.tools.testgen import main
 
 
@@ -61,16 +65,108 @@ def test_a_failure_is_a_line_with_its_command(
     text = files[0].read_text("utf-8")
     assert "; cause: value: a byte differs\n" in text
 
-    def target(name: str) -> Any:
-        from tilewright.spec.hardware import load_target
-
-        return load_target(name)
-
-    assert [i.name for i in from_text(text, target).program] == ["vec_pool", "halt"]
+    assert [i.name for i in from_text(text, load_target).program] == ["vec_pool", "halt"]
     # What was written can be run again.
     assert main(["--run", str(files[0]), "--json"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert report["failures"][0]["command"].startswith("tpu-mlir-testgen --run ")
+
+
+def test_an_illegal_program_does_not_end_a_campaign(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(hardware: Hardware, profile: str, seed: int) -> Case:
+        if seed == 2:
+            raise TilewrightError("E0501", "instruction 3 (vec_drain): dst overlaps act", ["so"])
+        return generate(hardware, profile, seed)
+
+    monkeypatch.setattr(programs, "generate", broken)
+    assert main(["--profile", "dma", "--count", "4", "--json"]) == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["tests"] == 4
+    (failure,) = report["failures"]
+    assert (failure["name"], failure["kind"]) == ("dma-2", "illegal")
+    assert failure["message"] == (
+        "the generator made an illegal program: instruction 3 (vec_drain): dst overlaps act; so"
+    )
+    assert "--profile dma --seed 2 --count 1" in failure["command"]
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_folder_that_cannot_be_written_is_refused_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, place: str
+) -> None:
+    failing(monkeypatch)
+    (tmp_path / "file").write_text("kept")
+    folder = str(tmp_path / place)
+    assert main(["--profile", "vector", "--count", "4", "--output", folder]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"error[E0701]: cannot write to the folder `{folder}`" in err
+    assert "programs" not in err
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize("form", [[], ["--json"]])
+def test_a_failure_that_cannot_be_written_is_still_told(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    form: list[str],
+) -> None:
+    failing(monkeypatch)
+    arguments = ["--profile", "vector", "--count", "4", "--output", str(tmp_path), *form]
+    assert main(arguments) == 1
+    first = capsys.readouterr().out
+    written = sorted(tmp_path.iterdir())
+    assert len(written) > 1
+    written[0].unlink()
+    written[0].mkdir()
+    assert main(arguments) == 1
+    out, err = capsys.readouterr()
+    assert f"error[E0701]: cannot write `{written[0]}`" in err
+    assert "4 tests" in err
+    if not form:
+        assert out == first
+        return
+    files = [failure["file"] for failure in json.loads(out)["failures"]]
+    assert files == ["", *(str(path) for path in written[1:])]
+
+
+def test_a_missing_tool_is_no_caught_fault(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build_library(*_: Any, **__: Any) -> Any:
+        raise TilewrightError("E0801", "a tool that simulates the RTL is missing", ["verilator"])
+
+    monkeypatch.setattr("tilewright.cosim.driver.build_library", build_library)
+    for form in ([], ["--json"]):
+        assert main(["--faults", *form]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("error[") == 1
+        assert "error[E0801]: a tool that simulates the RTL is missing" in err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("; seed: -1", "seed must be 0.."), ("; window: 0x0 -5", "must be 0x1..0x4000000, not -5")],
+)
+def test_a_file_with_an_odd_head_runs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, line: str, message: str
+) -> None:
+    good, odd = tmp_path / "good.tpuasm", tmp_path / "odd.tpuasm"
+    good.write_text(to_text(generate(load_target("tiny8"), "dma", 1)))
+    key = line.split(":")[0]
+    lines = [line if old.startswith(key) else old for old in good.read_text().splitlines()]
+    odd.write_text("\n".join(lines) + "\n")
+    assert main(["--run", str(good), "--run", str(odd)]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "programs" not in err
+    assert "error[E0601]: line " in err
+    assert message in err
+    assert f"in `{odd}`" in err
 
 
 def test_models(capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,7 +177,11 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--profile", "odd"], "it must be all or among mixed"),
+        (["--profile", "odd"], "`odd` must be all or among mixed"),
+        (["--profile", "dma,nope"], "`--profile dma,nope`: `nope` must be all or among mixed"),
+        (["--profile", "nope", "--models", "1"], "`nope` must be all or among mixed"),
+        (["--profile", ""], "`` must be all or among mixed"),
+        (["--seed", str(2**63)], f"it must be {2**62} or less"),
         (["--test-stall-pattern=prime"], "it must be prime_k"),
         (["--backends", "cycle,verilog"], "`verilog` must be one of functional, cycle, rtl"),
         (["--count", "-1"], "it must be 0 or more"),
@@ -93,7 +193,11 @@ def test_wrong_arguments(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert message in capsys.readouterr().err
+    out, err = capsys.readouterr()
+    # Nothing was run before.
+    assert "programs" not in err
+    assert out == ""
+    assert message in err
 
 
 @needs_verilator

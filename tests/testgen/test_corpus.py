@@ -14,8 +14,9 @@ from tests.cosim.support import needs_verilator
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.testgen.catalogue import run_catalogue, suite, suite_target
-from tilewright.testgen.programs import Case, from_text
+from tilewright.testgen.programs import SATURATION, Case
 from tilewright.testgen.run import expect, run_rtl
+from tilewright.testgen.text import from_text
 
 FILES = sorted(Path(__file__).with_name("corpus").glob("*.tpuasm"))
 
@@ -68,6 +69,17 @@ def test_every_planted_fault_is_caught_and_the_clean_chip_passes() -> None:
     assert [v.fault for v in verdicts if not v.good] == []
 
 
+@needs_verilator
+@pytest.mark.parametrize("target", ["tiny8", "tiny8_wrap"])
+def test_the_suite_finds_both_halves_of_the_saturation_fault(target: str) -> None:
+    (fault,) = [fault for fault in FAULTS if fault.name == "saturation"]
+    tests = [test for test in suite() if test.target == target and test.profile == SATURATION]
+    verdicts = list(run_catalogue((None, fault), tests=tests))
+    assert [verdict.good for verdict in verdicts] == [True, True]
+    assert verdicts[1].finding is not None
+    assert verdicts[1].finding.kind == "value"
+
+
 def test_there_is_a_program_for_every_fault() -> None:
     names = {path.stem for path in FILES}
     assert names >= {fault.name for fault in FAULTS}
@@ -76,5 +88,6 @@ def test_there_is_a_program_for_every_fault() -> None:
 def test_the_suite_is_fixed() -> None:
     names = [test.name for test in suite()]
     assert len(set(names)) == len(names)
-    assert {test.target for test in suite()} == {"tiny8", "tiny8_a40"}
+    assert {test.target for test in suite()} == {"tiny8", "tiny8_a40", "tiny8_wrap"}
     assert suite_target("tiny8_a40").ddr_address_bits == 40
+    assert not suite_target("tiny8_wrap").mac_saturation

@@ -11,9 +11,12 @@ import pytest
 
 from tilewright.cosim.driver import RtlResult
 from tilewright.diagnostics import TilewrightError
+from tilewright.rtl.faults import FAULTS
 from tilewright.sim.retire import RetireLog
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Instr
+from tilewright.testgen import catalogue
+from tilewright.testgen.catalogue import Test, Verdict, run_catalogue
 from tilewright.testgen.memory import low_window
 from tilewright.testgen.programs import Case, generate
 from tilewright.testgen.run import Expected, expect, run_case, run_rtl
@@ -31,6 +34,7 @@ class FakeRtl:
     ddr: dict[int, int]
     late: Mapping[int, tuple[int, int, int]]
     error: TilewrightError | None = None
+    library: object = None
 
     def run(self, code: Sequence[Instr], ddr: Any, **_: Any) -> RtlResult:
         if self.error is not None:
@@ -116,10 +120,85 @@ def test_the_first_time_that_differs_is_told() -> None:
         ("E0602", "deadlock: no engine can go on after cycle 9", "deadlock"),
         ("E0804", "the program has not ended after 20000 cycles", "deadlock"),
         ("E0602", "the chip trapped in cycle 3: not a legal instruction", "rtl error"),
+        ("E0602", "cycle 9: read from DDR at address 0x100000, which has 0x11000", "rtl error"),
+        ("E0802", "instruction 0 (mac_conv) is fp16, which the RTL does not compute", "tool"),
+        ("E0803", "the built RTL broke off", "tool"),
     ],
 )
 def test_a_run_that_does_not_end_is_a_finding(code: str, text: str, kind: str) -> None:
     assert [f[0] for f in check(error=TilewrightError(code, text))] == [kind]
+
+
+def test_what_does_not_build_is_no_finding() -> None:
+    @dataclass
+    class Unbuilt(FakeRtl):
+        @property
+        def library(self) -> object:
+            raise TilewrightError("E0801", "a tool that simulates the RTL is missing")
+
+        @library.setter
+        def library(self, value: object) -> None:
+            del value
+
+    expected, _ = expect(CASE, ("cycle",))
+    assert expected is not None
+    rtl: Any = Unbuilt(TINY, expected, {}, {}, {})
+    with pytest.raises(TilewrightError, match="E0801"):
+        run_rtl(CASE, expected, rtl)
+
+
+@dataclass
+class Chip:
+    """A simulator for the suite, which ends every run with an error."""
+
+    hardware: Hardware
+    error: TilewrightError
+    library: object = None
+
+    def run(self, *_: Any, **__: Any) -> RtlResult:
+        raise self.error
+
+
+def verdicts(monkeypatch: pytest.MonkeyPatch, code: str, text: str) -> list[Verdict]:
+    error = TilewrightError(code, text)
+    monkeypatch.setattr(catalogue, "RtlSimulator", lambda hardware, **_: Chip(hardware, error))
+    return list(run_catalogue([FAULTS[0]], tests=[Test("tiny8", "dma", 1)]))
+
+
+@pytest.mark.parametrize("code", ["E0701", "E0801", "E0802", "E0803"])
+def test_a_broken_tool_catches_no_fault(monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    with pytest.raises(TilewrightError, match="it broke") as caught:
+        verdicts(monkeypatch, code, "it broke")
+    assert caught.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "kind"),
+    [
+        ("E0602", "the chip trapped in cycle 3: not a legal instruction", "rtl error"),
+        ("E0602", "cycle 9: write to DDR at address 0x100000, which has 0x11000", "rtl error"),
+        ("E0602", "deadlock: no engine can go on after cycle 9", "deadlock"),
+        ("E0804", "the program has not ended after 20000 cycles", "deadlock"),
+    ],
+)
+def test_a_chip_that_breaks_a_rule_is_caught(
+    monkeypatch: pytest.MonkeyPatch, code: str, text: str, kind: str
+) -> None:
+    (verdict,) = verdicts(monkeypatch, code, text)
+    assert verdict.good
+    assert verdict.finding is not None
+    assert verdict.finding.kind == kind
+
+
+def test_a_test_that_a_simulator_refuses_catches_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    test = Test("tiny8", "dma", 1)
+    # The simulator finds the deadlock, not the chip.
+    program = [Instr("dma_fill", {"n0": 8, "wait": 1 << 4}), Instr("halt")]
+    test.case = test.case.with_program(program)
+    quiet = TilewrightError("E0602", "deadlock: no engine can go on after cycle 9")
+    monkeypatch.setattr(catalogue, "RtlSimulator", lambda hardware, **_: Chip(hardware, quiet))
+    with pytest.raises(TilewrightError, match="deadlock: it waits for all engines"):
+        list(run_catalogue([FAULTS[0]], tests=[test]))
 
 
 def test_missing_order_shows_in_random_order(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -668,3 +668,33 @@ def test_strides_of_zero_cannot_ask_for_any_amount_of_memory() -> None:
     program = [Instr("mac_conv", {**shape, "wgt": V2.bank_size}, "huge"), Instr("halt")]
     with pytest.raises(TilewrightError, match="4194304 pixels x 8192 columns are more than"):
         FunctionalSimulator(V2).run(program, np.zeros(64, np.uint8))
+
+
+HUGE_KERNEL = {"k_h": 256, "k_w": 256, "c_blocks": 1024, "c_rows": 8, "c_last": 8}
+
+
+@pytest.mark.parametrize("order", ["program", "random"])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (HUGE_KERNEL, "wgt: 536870912 rows x 8 columns are more than"),
+        (HUGE_KERNEL | {"dtype": 1}, "wgt: 536870912 rows x 8 columns are more than"),
+        (HUGE_KERNEL | {"oc_blocks": 2, "cols": 8}, "wgt: 536870912 rows x "),
+        (HUGE_KERNEL | {"oc_blocks": 2, "cols": 8, "ob_stride": 1}, "wgt: 536870912 rows x "),
+        ({"diag": 1, "k_h": 256, "k_w": 256, "c_blocks": 1024}, "wgt: 67108864 rows x 8 columns"),
+        (
+            {"k_h": 2, "k_w": 256, "c_blocks": 1024, "c_rows": 8, "c_last": 7, "out_w": 128},
+            "act: 536805376 elements are more than",
+        ),
+    ],
+)
+def test_a_long_reduction_over_repeated_weights_is_refused(
+    fields: dict[str, int], message: str, order: Any
+) -> None:
+    target = EDGE.model_copy(update={"dtypes": ("int8", "int4")})
+    conv = {"wgt": EDGE.bank_size, "cols_last": 8, "wgt_pitch": 0, "push": 0, **fields}
+    program = [Instr("mac_conv", conv, "huge"), Instr("halt")]
+    with pytest.raises(TilewrightError, match=message) as caught:
+        FunctionalSimulator(target).run(program, np.zeros(64, np.uint8), order=order, seed=1)
+    assert caught.value.code == "E0602"
+    assert 'layer "huge": instruction 0 (mac_conv) on mac' in caught.value.message

@@ -10,18 +10,18 @@ import pytest
 from tests.unit.sim_programs import conv_case, pipeline
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.spec.hardware import load_target
-from tilewright.spec.program import SEQ, Dispatched, Instr, sequence
+from tilewright.spec.program import Dispatched, Instr, sequence
 from tilewright.waves.critical import Clock, Link, Times, TimingReport, critical_chain
 
 TINY = load_target("tiny8")
 
 
 def chain_of(program: list[Instr]) -> tuple[list[Link], int]:
-    log = CycleSimulator(TINY).run(program).log
+    result = CycleSimulator(TINY).run(program)
+    log = result.log
     stream = list(sequence(program, TINY.scalar_registers))
-    engines = log.engine != SEQ
     links = critical_chain(stream, TINY, Times(log.issue, log.start, log.end))
-    return links, int(log.end[engines].max())
+    return links, result.cycles
 
 
 @pytest.mark.parametrize("tiles", [1, 5])
@@ -39,12 +39,42 @@ def test_the_chain_of_a_convolution_goes_through_semaphores_and_accumulators() -
     links, _ = chain_of(conv_case(TINY, 1).program)
     names = [link.name for link in links]
     # Its weights or its activations, whichever come last, then down to the store.
-    assert names[-3:] == ["mac_conv", "vec_drain", "dma_store"]
+    assert names[-4:] == ["mac_conv", "vec_drain", "dma_store", "halt"]
     assert "dma_load" in names
     after = {link.name: link.after for link in links}
     assert after["vec_drain"] == "accumulators"
     assert after["dma_store"] == "semaphore 25 of vec"
     assert after["mac_conv"].startswith("semaphore")
+    assert after["halt"] == "all engines"
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        [Instr("halt")],
+        [*[Instr("set_reg", {"rd": 3, "value": i}) for i in range(40)], Instr("halt")],
+        [*pipeline(TINY, 2)[:-1], Instr("fence"), *pipeline(TINY, 1)],
+        [*pipeline(TINY, 2)[:-1], *[Instr("add_reg", {"rd": 3})] * 900, Instr("halt")],
+    ],
+)
+def test_the_sequencer_is_part_of_the_chain(program: list[Instr]) -> None:
+    links, cycles = chain_of(program)
+    assert links[-1].name == "halt"
+    assert (links[0].begin, links[-1].end) == (0, cycles)
+    assert sum(link.cycles for link in links) == cycles
+    assert all(one.end == two.begin for one, two in pairwise(links))
+
+
+def test_what_follows_a_fence_waited_for_what_the_fence_waited_for() -> None:
+    stream, times = made([
+        ("dma_load", 0, {}, 10, 11, 500),
+        ("fence", 6, {}, 500, 500, 501),
+        ("vec_copy", 5, {}, 501, 502, 600),
+    ])  # fmt: skip
+    links = critical_chain(stream, TINY, times)
+    assert [(link.name, link.after, link.begin, link.end) for link in links] == [
+        ("dma_load", "start", 0, 500), ("vec_copy", "dispatch", 500, 600),
+    ]  # fmt: skip
 
 
 def made(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +18,7 @@ from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.retire import RetireLog
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import Dispatched, Instr, sequence
-from tilewright.waves.reader import Waveform
+from tilewright.waves.reader import Waveform, library_call
 from tilewright.waves.retire import read_retired, require_match
 
 TINY = load_target("tiny8")
@@ -176,6 +179,73 @@ def test_damaged_files_give_errors_of_ours(tmp_path: Path, trace: Path) -> None:
             read_retired(path)
     with pytest.raises(TilewrightError, match="there is no waveform"):
         Waveform(tmp_path / "none.vcd")
+
+
+def test_the_library_prints_nothing(
+    tmp_path: Path, trace: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A panic writes to the descriptor of stderr before it becomes an exception."""
+    content = trace.read_bytes()
+    rng = np.random.default_rng(5)
+    path = tmp_path / "bad.vcd"
+    panics = 0
+    for _ in range(60):
+        data = bytearray(content)
+        for _ in range(4):
+            data[int(rng.integers(0, 400))] = int(rng.integers(0, 256))
+        path.write_bytes(data)
+        try:
+            read_retired(path)
+        except TilewrightError as error:
+            panics += type(error.__cause__).__name__ == "PanicException"
+    assert panics
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_print_meanwhile_is_kept(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def call(text: bytes, error: BaseException | None = None) -> None:
+        with library_call(tmp_path):
+            os.write(2, text)
+            if error is not None:
+                raise error
+
+    call(b"one\n")
+    with pytest.raises(KeyboardInterrupt):
+        call(b"two\n", KeyboardInterrupt())
+    with pytest.raises(TilewrightError, match="cannot be read"):
+        call(b"the library's\n", RuntimeError("broken"))
+    os.write(2, b"three\n")
+    assert capfd.readouterr().err == "one\ntwo\nthree\n"
+
+
+def test_reading_works_without_stderr(trace: Path) -> None:
+    code = (
+        "import os, sys; os.close(2); from tilewright.waves.retire import read_retired;"
+        "print(len(read_retired(sys.argv[1]).engine))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(trace)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == f"{len(stream())}\n"
+
+
+def test_threads_read_at_once(trace: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bad = trace.with_name("bad.vcd")
+    bad.write_bytes(b"no waveform\n" * 9)
+
+    def read(number: int) -> int:
+        try:
+            return len(read_retired(bad if number % 2 else trace).engine)
+        except TilewrightError:
+            return -1
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(read, range(12)))
+    assert found == [len(stream()), -1] * 6
+    os.write(2, b"still there\n")
+    assert capfd.readouterr().err == "still there\n"
 
 
 def test_the_library_missing_is_said(monkeypatch: pytest.MonkeyPatch, trace: Path) -> None:

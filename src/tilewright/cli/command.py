@@ -25,11 +25,13 @@ COMMANDS: dict[str, str] = {
     "run": "run a compiled model on inputs",
     "simulate": "simulate a compiled model cycle by cycle",
     "cosim": "run a model on the RTL and compare with the simulators",
+    "tune": "sweep a chip's parameters over models: time against area",
     "compare": "compare two levels of a model layer by layer",
     "explain": "tell what was decided about a layer, and why",
     "report": "write one HTML page about a compiled model",
     "inspect": "show what a package holds",
     "disasm": "print a package's programs as assembly",
+    "place": "place buffers with lifetimes in a memory",
     "zoo": "list and prepare real models to try",
     "doctor": "check this installation",
 }

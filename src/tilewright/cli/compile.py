@@ -166,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
     from tilewright.api import build, resolve_model
     from tilewright.cli.progress import Progress
     from tilewright.codegen.files import check_writable
-    from tilewright.diagnostics import TilewrightError
+    from tilewright.diagnostics import TilewrightError, UsageError
     from tilewright.spec.hardware import is_changed_copy, load_target
 
     target = load_target(options.target)
@@ -183,12 +183,19 @@ def run(options: argparse.Namespace) -> int:
     resolve_model(options.model)
     if options.timing_constraints and not options.timing_constraints.is_file():
         raise TilewrightError("E0701", f"there is no file `{options.timing_constraints}`")
+    if options.timing_constraints and options.dtype == "float32":
+        raise UsageError(
+            "E0702", "--timing-constraints: in float32 there is no program of the chip"
+        )
     asked = compile_options(options, options.keep_ir)
     start = time.perf_counter()
     with Progress(options.quiet) as progress:
         made = build(options.model, target, asked, progress)
         size = made.package.save(output)
         seconds = time.perf_counter() - start
+        for item in made.compiled.decisions if made.compiled else ():
+            if "warning" in item.details and item.stage == "annotate-timing":
+                print(f"warning: {item.details['warning']}", file=sys.stderr)
         return _finish(options, made, output, size, seconds, progress)
 
 

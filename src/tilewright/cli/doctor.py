@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> int:
     """Run the command; exit code 1 when something needed is wrong."""
     from tilewright.cli.output import print_json
 
-    checks = [*_python(), *_packages(), _onnxruntime(), _targets(), _cache(), _memory()]
+    checks = [*_python(), *_packages(), _onnxruntime(), _targets()]
+    checks += [*_rtl(), _cache(), _memory()]
     healthy = all(check.ok for check in checks if check.needed)
     if options.json:
         print_json({"healthy": healthy, "checks": [asdict(check) for check in checks]})
@@ -60,7 +61,7 @@ def _packages() -> list[Check]:
     for line in metadata.requires("tilewright") or []:
         name = re.split(r"[^A-Za-z0-9_.-]", line, maxsplit=1)[0]
         extra = re.search(r"extra == ['\"](\w+)['\"]", line)
-        if extra and extra[1] != "torch":
+        if extra and extra[1] not in ("torch", "rtl"):
             continue
         wanted = line.split(";")[0].strip()
         try:
@@ -120,6 +121,20 @@ def _targets() -> Check:
     except TilewrightError as error:
         return Check("targets", False, error.message)
     return Check("targets", bool(names), ", ".join(names))
+
+
+def _rtl() -> list[Check]:
+    """Look for what `tilewright cosim` and `tpu-mlir-testgen` build the RTL with."""
+    import os
+    import shutil
+
+    checks: list[Check] = []
+    compiler = os.environ.get("CXX") or "g++"
+    for name, command in (("verilator", "verilator"), ("C++ compiler", compiler.split()[0])):
+        found = shutil.which(command)
+        hint = "only for the RTL: apt-get install verilator g++"
+        checks.append(Check(name, found is not None, found or "not found", False, hint))
+    return checks
 
 
 def _cache() -> Check:

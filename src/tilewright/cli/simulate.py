@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 
@@ -56,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
         return _timing(options)
 
     from tilewright.report.report import make_report
-    from tilewright.report.text import layer_table, summary
+    from tilewright.report.text import layer_table, slow_layers, span_table, summary
     from tilewright.runtime.simulation import simulate
 
     with Progress(options.quiet) as progress:
@@ -78,6 +79,11 @@ def run(options: argparse.Namespace) -> int:
     if options.layers:
         print()
         print(layer_table(report, options.layers))
+        print()
+        print(span_table(report, options.layers))
+    if slow := slow_layers(report):
+        print()
+        print("\n".join(slow))
     return 0
 
 
@@ -116,6 +122,9 @@ def _timing(options: argparse.Namespace) -> int:
             scope=options.scope,
             deadline_us=options.deadline_us,
         )
+    for report in reports:
+        if report.warning:
+            print(f"warning: {report.warning}", file=sys.stderr)
     if options.json:
         print_json([report.to_json() for report in reports])
         return 0

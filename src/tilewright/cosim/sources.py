@@ -53,7 +53,8 @@ def rtl_sources(folder: Path | None = None) -> list[Path]:
 
 def _listed(folder: Path) -> list[Path]:
     try:
-        return sorted(Path(folder, name) for name in os.listdir(folder))
+        # Hidden ones are an editor's or a file system's.
+        return sorted(Path(folder, name) for name in os.listdir(folder) if name[0] != ".")
     except NotADirectoryError as error:
         raise UsageError("E0702", f"`{folder}` is not a folder of modules") from error
     except OSError as error:

@@ -8,9 +8,9 @@ from html import escape
 from itertools import count
 
 from tilewright.report.report import LayerRow, Report
-from tilewright.report.text import size, summary
+from tilewright.report.text import SPAN_COLUMNS, size, slow_layers, span_cells, summary
 
-_STYLE = """
+STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 1240px; padding: 0 1rem;
   color: #1d2733; background: #fff }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
@@ -51,19 +51,36 @@ def to_html(report: Report) -> str:
             "stores orange. Constants lie at the bottom, the workspace above.</p>",
         ]
     parts += ["<h2>Layers</h2>", _layers(report)]
+    if any(row.spans.cycles for row in report.layers):
+        parts += [
+            "<h2>What limits each layer</h2>",
+            _spans(report),
+            '<p class="note">Shares of a layer\'s span, from its first start to its last end: an '
+            "engine works, works while no other does, waits for a load, a store, another engine, a "
+            "bank or DDR (simulated). Of the DMA channels the largest share.</p>",
+        ]
+    if slow := slow_layers(report):
+        parts.append(f"<pre>{escape(chr(10).join(slow))}</pre>")
     if report.accuracy:
         parts += ["<h2>Accuracy</h2>", _accuracy(report)]
     if report.host:
         parts += ["<h2>On the host</h2>", _host(report)]
+    return page(title, parts)
+
+
+def page(title: str, parts: Iterable[str]) -> str:
+    """Return a whole page; `title` and `parts` are HTML."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>{title}</title><style>{_STYLE}</style></head><body>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head><body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]], words: Collection[int] = ()) -> str:
+def html_table(
+    heads: Iterable[str], rows: Iterable[Iterable[str]], words: Collection[int] = ()
+) -> str:
     """Return a table; cells are HTML. Numbers are right-aligned; the columns `words` are not."""
 
     def cells(tag: str, row: Iterable[str]) -> str:
@@ -89,7 +106,7 @@ def _engines(report: Report) -> str:
         ]
         for engine, counters in report.engines.items()
     ]
-    return _table(("engine", *(escape(name.replace("_", " ")) for name in names)), rows)
+    return html_table(("engine", *(escape(name.replace("_", " ")) for name in names)), rows)
 
 
 def _layers(report: Report) -> str:
@@ -97,7 +114,7 @@ def _layers(report: Report) -> str:
     rows: list[list[str]] = []
     for row in report.layers:
         fused = f" <span class='note'>+ {escape(', '.join(row.fused))}</span>" if row.fused else ""
-        ratio = f"{row.cycles / row.bound_cycles:.2f}" if row.bound_cycles and row.cycles else ""
+        ratio = f"{row.ratio:.2f}" if row.ratio else ""
         rows.append(
             [
                 f'<span title="{escape(row.name, quote=True)}">{escape(row.name)}</span>{fused}',
@@ -107,20 +124,36 @@ def _layers(report: Report) -> str:
                 f"{row.bound_cycles:,.0f}" if row.bound_cycles else "",
                 ratio,
                 row.limit if row.bound_cycles else "",
+                f'<span title="{escape(row.limited.why, quote=True)}">'
+                f"{escape(row.limited.what)}</span>",
                 f"{row.macs:,}" if row.macs else "",
                 size(row.ddr_bytes) if row.ddr_bytes else "",
                 size(row.sram_bytes) if row.sram_bytes else "",
             ]
         )
     heads = (
-        "layer", "operation", "cycles (simulated)", "", "bound (estimated)", "x bound", "limit",
-        "MACs", "DDR (simulated)", "SRAM",
+        "layer", "operation", "cycles (simulated)", "", "bound (estimated)", "x bound", "bound by",
+        "limited by", "MACs", "DDR (simulated)", "SRAM",
     )  # fmt: skip
-    return f'<div class="scroll">{_table(heads, rows, (1, 3, 6))}</div>'
+    return f'<div class="scroll">{html_table(heads, rows, (1, 3, 6, 7))}</div>'
+
+
+def _spans(report: Report) -> str:
+    names = {"mac": "array", "vec": "vector unit", "dma": "DMA"}
+    heads = ["layer", "span"]
+    for title, engine, parts in SPAN_COLUMNS:
+        whole = title if parts == ("busy",) else f"{names[engine]}: {title}"
+        heads.append(whole)
+    rows = [
+        [escape(row.name), f"{row.spans.cycles:,}", *span_cells(row)]
+        for row in report.layers
+        if row.spans.cycles
+    ]
+    return f'<div class="scroll">{html_table(heads, rows)}</div>'
 
 
 def _accuracy(report: Report) -> str:
-    return _table(
+    return html_table(
         ("what", "value", "over"),
         [[escape(row.name), escape(row.value), escape(row.over)] for row in report.accuracy],
         (1, 2),
@@ -128,7 +161,7 @@ def _accuracy(report: Report) -> str:
 
 
 def _host(report: Report) -> str:
-    return _table(
+    return html_table(
         ("step", "layers", "reads", "writes", "why"),
         [
             [

@@ -1,9 +1,7 @@
 """The report's figures: what a package costs on its chip, layer by layer, against its bound.
 
-Bound of a layer: the larger of the array's cycles with all products padded to the array's blocks,
-and its least DDR bytes (weights and parameters once; of activations what cannot stay on the chip)
-over DDR's peak bandwidth. Bound of the network: the larger of the two sums. The parts come from the
-compiler (`Program.layer_info`); no schedule, however fused, can be faster.
+Bounds are those of docs/concepts/bound.md; their parts come from the compiler
+(`Program.layer_info`). What limits a layer is found in the retire log (`report.limits`).
 
 Cycles of a layer, with those fused into it: from the end of everything before it to the end of its
 last instruction, so that overlapping layers are counted once and the column adds up to the whole.
@@ -16,11 +14,13 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tilewright.codegen.program import HostStep, LoadStep, Program, StoreStep
+from tilewright.report.limits import NOT_SIMULATED, SLOW, Limit, Spans, layer_spans, limit_of
 
 if TYPE_CHECKING:
     from tilewright.runtime.runtime import Package
     from tilewright.runtime.simulation import Simulation
     from tilewright.spec.hardware import Hardware
+    from tilewright.spec.program import Dispatched
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LayerRow:
     """Simulated; 0 on the host."""
     bound_cycles: float
     limit: str
-    """What the bound is: "array" or "ddr"."""
+    """What the bound is: "array", "vector" or "ddr"."""
     ddr_bytes: int
     """Simulated, data only."""
     min_ddr_bytes: int
@@ -48,6 +48,19 @@ class LayerRow:
     end: int
     reason: str
     """Why it is on the host."""
+    array_bound: float = 0.0
+    vector_bound: float = 0.0
+    ddr_bound: float = 0.0
+    """Cycles; the largest of the three is the bound."""
+    spans: Spans = field(default_factory=Spans)
+    """Where the cycles of its span go, engine by engine."""
+    limited: Limit = NOT_SIMULATED
+    """What limits it."""
+
+    @property
+    def ratio(self) -> float:
+        """Cycles over bound; 0 without a bound."""
+        return self.cycles / self.bound_cycles if self.bound_cycles else 0.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,8 @@ class Report:
     """Cycles."""
     ddr_bound: float
     """Cycles."""
+    vector_bound: float
+    """Cycles."""
     macs: int
     array_size: int
     ddr_bytes: int
@@ -109,21 +124,39 @@ class Report:
     transfers: list[Transfer]
     simulator_seconds: float
     accuracy: list[AccuracyRow] = field(default_factory=list[AccuracyRow])
+    spans: Spans = field(default_factory=Spans)
+    """Where the cycles of all programs go, engine by engine."""
+    limited: Limit = NOT_SIMULATED
+    """What limits the network."""
 
     @property
     def bound(self) -> float:
         """Cycles no schedule can beat."""
-        return max(self.array_bound, self.ddr_bound)
+        return max(self.array_bound, self.vector_bound, self.ddr_bound)
 
     @property
     def limit(self) -> str:
         """What sets the bound."""
-        return "DDR" if self.ddr_bound > self.array_bound else "array"
+        return {"ddr": "DDR"}.get(
+            limit := _limit(self.array_bound, self.vector_bound, self.ddr_bound), limit
+        )
 
     @property
     def ratio(self) -> float:
         """Cycles over bound; 1 is perfect."""
         return self.cycles / self.bound if self.bound else 0.0
+
+    @property
+    def slow(self) -> list[LayerRow]:
+        """Layers above `SLOW` times their bound, and those without a bound that take 1% or more of
+        the time; the slowest first.
+        """  # noqa: D205
+        found = [
+            row
+            for row in self.layers
+            if row.ratio > SLOW or (not row.bound_cycles and row.cycles >= self.cycles / 100 > 0)
+        ]
+        return sorted(found, key=lambda row: -row.cycles)
 
     @property
     def array_use(self) -> float:
@@ -135,12 +168,15 @@ class Report:
         """Return plain JSON values, the transfers left out."""
         content = asdict(self)
         del content["transfers"]
+        for row, layer in zip(content["layers"], self.layers, strict=True):
+            row["ratio"] = layer.ratio
         return {
             **content,
             "bound": self.bound,
             "limit": self.limit,
             "ratio": self.ratio,
             "array_use": self.array_use,
+            "slow_layers": [row.name for row in self.slow],
             "labels": {
                 "cycles": "simulated",
                 "milliseconds": "simulated",
@@ -165,6 +201,12 @@ def make_report(
             for name, value in counters.items():
                 sums[name] += value
     least = sum(int(row.get("min_ddr_bytes", 0)) for row in info)
+    streams = _streams(package, simulation)
+    spans = Spans()
+    for name, stream in streams.items():
+        result = simulation.programs[name]
+        spans.add(layer_spans(result, stream, [list(result.layers)])[0])
+    ddr_cycles = simulation.ddr_bytes / bandwidth if simulation.programs else 0.0
     return Report(
         model=package.content.model_name,
         target=target.name,
@@ -173,6 +215,7 @@ def make_report(
         milliseconds=simulation.cycles / target.core_clock_mhz / 1000,
         array_bound=float(sum(int(row.get("padded_cycles", 0)) for row in info)),
         ddr_bound=least / bandwidth,
+        vector_bound=float(sum(int(row.get("vector_cycles", 0)) for row in info)),
         macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
         array_size=target.array_size,
         ddr_bytes=simulation.ddr_bytes,
@@ -185,11 +228,32 @@ def make_report(
         instructions=simulation.total("instructions") if simulation.programs else 0,
         host=[_host_step(program, step) for step in program.host_steps],
         engines=engines,
-        layers=_layer_rows(info, simulation, target),
-        transfers=_transfers(package, simulation),
+        layers=_layer_rows(info, simulation, streams, target),
+        transfers=_transfers(streams, simulation),
         simulator_seconds=simulation.seconds,
         accuracy=accuracy or [],
+        spans=spans,
+        limited=limit_of(spans, ddr_cycles),
     )
+
+
+def _limit(array: float, vector: float, ddr: float) -> str:
+    """Return which of the three bounds is the largest; of equal ones the first."""
+    return max((array, "array"), (vector, "vector"), (ddr, "ddr"), key=lambda pair: pair[0])[1]
+
+
+def _streams(package: Package, simulation: Simulation) -> dict[str, list[Dispatched]]:
+    """Return every simulated program as dispatched, by name."""
+    from tilewright.spec.program import sequence
+
+    executor = package.executor
+    return {
+        step.name: list(
+            sequence(executor.code(step), executor.target.scalar_registers, executor.registers)
+        )
+        for step in executor.program.tpu_steps
+        if step.name in simulation.programs
+    }
 
 
 def _host_step(program: Program, step: HostStep) -> dict[str, Any]:
@@ -212,7 +276,10 @@ def _host_step(program: Program, step: HostStep) -> dict[str, Any]:
 
 
 def _layer_rows(
-    info: list[dict[str, Any]], simulation: Simulation, target: Hardware
+    info: list[dict[str, Any]],
+    simulation: Simulation,
+    streams: dict[str, list[Dispatched]],
+    target: Hardware,
 ) -> list[LayerRow]:
     """Merge the compiler's layers with the simulator's; fused ones join the layer of their nest."""
     measured: dict[str, tuple[int, dict[str, int]]] = {}
@@ -240,16 +307,24 @@ def _layer_rows(
         else:
             groups.append((row, []))
         by_name[str(row.get("name"))] = groups[-1][1]
-    spent = _time_spent(
-        [[str(r.get("name")) for r in (head, *tail)] for head, tail in groups], simulation
-    )
+    names = [[str(r.get("name")) for r in (head, *tail)] for head, tail in groups]
+    spent = _time_spent(names, simulation)
+    spans = [Spans() for _ in groups]
+    for program, stream in streams.items():
+        found = layer_spans(simulation.programs[program], stream, names)
+        for span, more in zip(spans, found, strict=True):
+            span.add(more)
+    bandwidth = target.ddr_bytes_per_cycle
     rows: list[LayerRow] = []
-    for (head, tail), cycles in zip(groups, spent, strict=True):
+    for (head, tail), cycles, span in zip(groups, spent, spans, strict=True):
         every = [head, *tail]
-        array = sum(int(row.get("padded_cycles", 0)) for row in every)
+        array = float(sum(int(row.get("padded_cycles", 0)) for row in every))
+        vector = float(sum(int(row.get("vector_cycles", 0)) for row in every))
         least = sum(int(row.get("min_ddr_bytes", 0)) for row in every)
-        ddr = least / target.ddr_bytes_per_cycle
+        ddr = least / bandwidth
+        limit = _limit(array, vector, ddr)
         parts = [measured[str(r["name"])] for r in every if str(r.get("name")) in measured]
+        moved_bytes = sum(part[1]["ddr_bytes"] for part in parts)
         rows.append(
             LayerRow(
                 name=str(head.get("name", "")),
@@ -258,15 +333,20 @@ def _layer_rows(
                 fused=[str(row.get("name", "")) for row in tail],
                 macs=sum(int(row.get("macs", 0)) for row in every),
                 cycles=cycles,
-                bound_cycles=max(float(array), ddr),
-                limit="ddr" if ddr > array else "array",
-                ddr_bytes=sum(part[1]["ddr_bytes"] for part in parts),
+                bound_cycles=max(array, vector, ddr),
+                limit=limit,
+                ddr_bytes=moved_bytes,
                 min_ddr_bytes=least,
                 sram_bytes=max(int(row.get("sram_bytes", 0)) for row in every),
                 mac_busy=sum(part[0] for part in parts),
                 start=min((part[1]["start"] for part in parts), default=0),
                 end=max((part[1]["end"] for part in parts), default=0),
                 reason=str(head.get("reason", "")),
+                array_bound=array,
+                vector_bound=vector,
+                ddr_bound=ddr,
+                spans=span,
+                limited=limit_of(span, moved_bytes / bandwidth, array, vector),
             )
         )
     return rows
@@ -295,18 +375,12 @@ MAX_TRANSFERS = 6000
 """So many are drawn; of more, the largest."""
 
 
-def _transfers(package: Package, simulation: Simulation) -> list[Transfer]:
+def _transfers(streams: dict[str, list[Dispatched]], simulation: Simulation) -> list[Transfer]:
     """Return the DMA transfers with their times and DDR ranges."""
-    from tilewright.spec.program import sequence
-
-    executor = package.executor
     found: list[Transfer] = []
     base = 0
-    for step in executor.program.tpu_steps:
-        result = simulation.programs.get(step.name)
-        if result is None:
-            continue
-        stream = sequence(executor.code(step), executor.target.scalar_registers, executor.registers)
+    for name, stream in streams.items():
+        result = simulation.programs[name]
         starts, ends = result.log.start.tolist(), result.log.end.tolist()
         for at, start, end in zip(stream, starts, ends, strict=False):
             if at.name not in ("dma_load", "dma_store"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tilewright.report.report import Report
+from tilewright.report.limits import SLOW, share
+from tilewright.report.report import LayerRow, Report
 
 
 def size(count: float) -> str:
@@ -38,6 +39,8 @@ def summary(report: Report) -> list[str]:
             f"{size(report.min_ddr_bytes)} (estimated)",
             f"  waiting    {_waiting(report)}",
         ]
+        if report.limited.what:
+            lines.append(f"  limited    by {_limits(report)} (simulated)")
     lines += [
         f"  SRAM       {size(report.sram_peak)} of {size(report.sram_size)} at most (allocated)",
         f"  DDR holds  {size(report.constants_bytes)} constants, "
@@ -78,12 +81,30 @@ def _waiting(report: Report) -> str:
     return f"array busy {busy:.0%}, waits {', '.join(parts) or 'never'} (simulated)"
 
 
+def _limits(report: Report) -> str:
+    """Say what limits the network, and how many layers are slow, and why."""
+    counts: dict[str, int] = {}
+    for row in report.slow:
+        counts[row.limited.what] = counts.get(row.limited.what, 0) + 1
+    reasons = ", ".join(
+        f"{name} {count}" for name, count in sorted(counts.items(), key=lambda pair: -pair[1])
+    )
+    on_chip = sum(row.device == "tpu" for row in report.layers)
+    return f"{report.limited.what}; {len(report.slow)} of {on_chip} layers above {SLOW} x bound" + (
+        f": {reasons}" if reasons else ""
+    )
+
+
+def _ratio(row: LayerRow) -> str:
+    return f"{row.ratio:.2f}" if row.ratio else ""
+
+
 def layer_table(report: Report, limit: int | None = None) -> str:
     """Return the layers, slowest first when `limit` cuts the list."""
     rows = report.layers
     if limit is not None:
         rows = sorted(rows, key=lambda row: -row.cycles)[:limit]
-    heads = ("layer", "op", "cycles", "share", "x bound", "limit", "DDR", "SRAM")
+    heads = ("layer", "op", "cycles", "share", "x bound", "bound by", "limited by", "DDR", "SRAM")
     return table(
         heads,
         [
@@ -92,15 +113,82 @@ def layer_table(report: Report, limit: int | None = None) -> str:
                 row.op.split(".")[-1],
                 f"{row.cycles:,}" if row.device == "tpu" else "host",
                 f"{row.cycles / report.cycles:.1%}" if report.cycles else "",
-                f"{row.cycles / row.bound_cycles:.2f}" if row.bound_cycles and row.cycles else "",
+                _ratio(row),
                 row.limit if row.bound_cycles else "",
+                row.limited.what,
                 size(row.ddr_bytes),
                 size(row.sram_bytes),
             )
             for row in rows
         ],
-        "llrrrlrr",
+        "llrrrllrr",
     )
+
+
+SPAN_COLUMNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("array", "mac", ("busy",)),
+    ("alone", "mac", ("single",)),
+    ("load", "mac", ("wait_load",)),
+    ("store", "mac", ("wait_store",)),
+    ("others", "mac", ("wait_compute", "wait_accumulator")),
+    ("bank", "mac", ("wait_bank",)),
+    ("vector", "vec", ("busy",)),
+    ("alone", "vec", ("single",)),
+    ("load", "vec", ("wait_load",)),
+    ("store", "vec", ("wait_store",)),
+    ("others", "vec", ("wait_compute", "wait_accumulator")),
+    ("bank", "vec", ("wait_bank",)),
+    ("DMA", "dma", ("busy",)),
+    ("alone", "dma", ("single",)),
+    ("DDR", "dma", ("wait_ddr",)),
+    ("bank", "dma", ("wait_bank",)),
+)
+"""Columns of the table of spans: title, engine, parts that are added up."""
+
+
+def span_cells(row: LayerRow) -> list[str]:
+    """Return the columns of a layer's span, as shares of it; empty where the engine has no work."""
+    spans = row.spans
+
+    def cell(engine: str, parts: tuple[str, ...]) -> str:
+        if not any(name.startswith(engine) for name in spans.engines):
+            return ""
+        return f"{sum(share(spans.engines, engine, part, spans.cycles) for part in parts):.0%}"
+
+    return [cell(engine, parts) for _, engine, parts in SPAN_COLUMNS]
+
+
+def span_table(report: Report, limit: int | None = None) -> str:
+    """Return where each layer's span goes: what array, vector unit and DMA do in it."""
+    rows = [row for row in report.layers if row.spans.cycles]
+    if limit is not None:
+        rows = sorted(rows, key=lambda row: -row.cycles)[:limit]
+    heads = ("layer", "span", *(title for title, _, _ in SPAN_COLUMNS))
+    cells = [(row.name, f"{row.spans.cycles:,}", *span_cells(row)) for row in rows]
+    return table(heads, cells, "l" + "r" * (len(heads) - 1))
+
+
+def slow_layers(report: Report) -> list[str]:
+    """Return a line for each layer above `SLOW` times its bound: what limits it, and why."""
+    rows = report.slow
+    if not rows:
+        return []
+    spent = sum(row.cycles for row in rows) / report.cycles
+    lines = [f"layers above {SLOW} x their bound ({spent:.0%} of the time):"]
+    cells = [
+        (
+            f"  {row.name}",
+            f"{row.cycles:,}",
+            f"{row.ratio:.2f} x" if row.ratio else "no bound",
+            row.limited.what,
+            row.limited.why,
+        )
+        for row in rows
+    ]
+    return [
+        *lines,
+        *table(("  layer", "cycles", "bound", "limit", "why"), cells, "lrrll").split("\n"),
+    ]
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: str = "") -> str:

@@ -45,5 +45,5 @@ FAULTS: tuple[Fault, ...] = (
     Fault(18, "register_carry", "tw_seq", "The carry from bit 15 of an R register's sum is lost."),
     Fault(19, "semaphore_lost", "tw_sem", "Of two engines that signal in one cycle the second's "
           "signals are lost."),
-    Fault(20, "queue_slot", "tw_seq", "The MAC queue's last slot is never written."),
+    Fault(20, "queue_slot", "tw_queue", "The MAC queue's last slot is never written."),
 )  # fmt: skip

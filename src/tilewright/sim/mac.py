@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tilewright.sim.numeric import INT32_MAX, saturate32
-from tilewright.sim.state import MachineError, State
+from tilewright.sim.state import MAX_ELEMENTS, MachineError, State
 
 EXACT_CHUNK = 1024
 """Products of int8 codes that sum exactly in float32: 1024 * 2^14 = 2^24."""
 GATHER_ELEMENTS = 1 << 22
 """Activations gathered at once; bounds the simulator's memory."""
+MAX_WEIGHTS = 1 << 26
+"""Weights of one instruction, repetitions by a pitch of zero counted: more than twice those the
+largest SRAM holds, as int4."""
 FP16, INT4 = 2, 1
 
 
@@ -82,6 +86,12 @@ def _gather(
         view = state.view("act", base, (*outer, channels), (*strides, size), dtype)
         gathered = view.astype(np.float32, order="C")
     else:
+        elements = rows * f["out_w"] * f["k_h"] * f["k_w"] * channels
+        if elements > MAX_ELEMENTS:
+            raise MachineError(
+                f"act: {elements} elements are more than the simulator handles at once "
+                f"({MAX_ELEMENTS})"
+            )
         gathered = np.empty((*outer, channels), np.float32)
         blocks = state.view(
             "act", base, (*outer, full, c_rows), (*strides, f["cb_stride"], size), dtype
@@ -121,28 +131,33 @@ def _dense_weights(state: State, f: dict[str, int], ob: int, count: int) -> npt.
 def _all_columns(
     state: State, f: dict[str, int], ob: int, count: int, rows: int
 ) -> npt.NDArray[np.float32]:
-    result = np.empty((rows, columns(f, ob, count)), np.float32)
+    width = columns(f, ob, count)
+    if rows * width > MAX_WEIGHTS:
+        raise MachineError(
+            f"wgt: {rows} rows x {width} columns are more than the simulator handles at once "
+            f"({MAX_WEIGHTS})"
+        )
     has_last = ob + count == f["oc_blocks"]
     whole = count - 1 if has_last else count
-    if whole:
-        part = _weight_rows(state, f, ob, whole, rows, f["cols"])
-        result[:, : whole * f["cols"]] = part.transpose(1, 0, 2).reshape(rows, -1)
+    if not whole:
+        return _weight_rows(state, f, ob, 1, rows, f["cols_last"])[0]
+    result = np.empty((rows, width), np.float32)
+    part = _weight_rows(state, f, ob, whole, rows, f["cols"])
+    result[:, : whole * f["cols"]] = part.transpose(1, 0, 2).reshape(rows, -1)
     if has_last:
         part = _weight_rows(state, f, ob + whole, 1, rows, f["cols_last"])
         result[:, whole * f["cols"] :] = part[0]
     return result
 
 
-def _step_bounds(f: dict[str, int]) -> list[tuple[int, int]]:
-    """Return the rows of every step (kernel row, kernel column, channel block)."""
-    bounds: list[tuple[int, int]] = []
+def _step_bounds(f: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """Yield the rows of every step (kernel row, kernel column, channel block)."""
     position = 0
     for _ in range(f["k_h"] * f["k_w"]):
         for block in range(f["c_blocks"]):
             rows = f["c_last"] if block == f["c_blocks"] - 1 else f["c_rows"]
-            bounds.append((position, position + rows))
+            yield position, position + rows
             position += rows
-    return bounds
 
 
 def _product(

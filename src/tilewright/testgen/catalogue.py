@@ -1,8 +1,9 @@
 """The standard suite, and which of its tests finds each fault that can be planted in the RTL.
 
 The suite is a fixed list of targets, profiles and seeds; no test knows a fault. A fault counts as
-caught by a wrong value, a wrong cycle, or a run that hangs (bounded by what the simulators say the
-program takes). The clean chip must pass all of it.
+caught by a wrong value, a wrong cycle, a trap, an access outside memory, or a run that hangs
+(bounded by what the simulators say the program takes). A tool that is missing or breaks catches
+nothing: it ends the run. The clean chip must pass all of it.
 """
 
 from __future__ import annotations
@@ -15,21 +16,27 @@ from tilewright.cosim.driver import RtlSimulator
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.testgen.programs import PRIME_K, PROFILES, SATURATION, Case, generate
-from tilewright.testgen.run import Expected, Finding, expect, run_rtl
+from tilewright.testgen.run import OF_THE_CHIP, Expected, Finding, expect, run_rtl
 
 SUITE: tuple[tuple[str, str, range], ...] = (
     *(("tiny8", profile, range(1, 7)) for profile in PROFILES if profile != "address"),
     ("tiny8", PRIME_K, range(1, 7)),
     ("tiny8_a40", "address", range(1, 9)),
     ("tiny8", SATURATION, range(1, 2)),
+    ("tiny8_wrap", SATURATION, range(1, 2)),
 )
-"""Target, profile and seeds; `tiny8_a40` is `tiny8` with 40 address lines."""
+"""Target, profile and seeds, of `VARIANTS` too."""
+VARIANTS: dict[str, dict[str, int | bool]] = {
+    "tiny8_a40": {"ddr_address_bits": 40},
+    "tiny8_wrap": {"mac_saturation": False},
+}
+"""Targets of the suite by what they have other than `tiny8`."""
 
 
 def suite_target(name: str) -> Hardware:
     """Return a target of the suite."""
-    if name == "tiny8_a40":
-        return load_target("tiny8").model_copy(update={"name": name, "ddr_address_bits": 40})
+    if name in VARIANTS:
+        return load_target("tiny8").model_copy(update={"name": name, **VARIANTS[name]})
     return load_target(name)
 
 
@@ -82,6 +89,13 @@ def suite() -> list[Test]:
     return [Test(target, profile, seed) for target, profile, seeds in SUITE for seed in seeds]
 
 
+def _refuse(findings: Sequence[Finding]) -> None:
+    """Raise what a finding is about that says nothing of the chip."""
+    for finding in findings:
+        if finding.error is not None:
+            raise finding.error
+
+
 def run_catalogue(
     faults: Sequence[Fault | None] = (None, *FAULTS),
     progress: Callable[[str], None] = lambda _: None,
@@ -93,21 +107,28 @@ def run_catalogue(
         faults: the faults; None is the clean chip (built with the same input).
         progress: told what is being done.
         tests: other tests than the standard suite.
+
+    Raises:
+        TilewrightError: E0701, E0801..E0803 when the RTL cannot be built or run; what a simulator
+            says of a test that is not legal.
     """
     tests = suite() if tests is None else tests
     simulators = {
         name: RtlSimulator(suite_target(name), faults=True, progress=progress)
         for name in dict.fromkeys(test.target for test in tests)
     }
+    for simulator in simulators.values():
+        simulator.library  # noqa: B018  what does not build is said before anything runs
     for fault in faults:
         progress(f"fault {fault.number} {fault.name}" if fault else "no fault")
         verdict = Verdict(fault, "", None, len(tests))
         for count, test in enumerate(tests, 1):
             expected, findings = test.expected
-            if expected is not None:
-                simulator = simulators[test.target]
-                number = fault.number if fault else 0
-                findings = findings + run_rtl(test.case, expected, simulator, number)
+            _refuse(findings)
+            assert expected is not None, "or there was an error"
+            number = fault.number if fault else 0
+            findings = run_rtl(test.case, expected, simulators[test.target], number)
+            _refuse([finding for finding in findings if finding.kind not in OF_THE_CHIP])
             if findings:
                 verdict = Verdict(fault, test.name, findings[0], count)
                 break

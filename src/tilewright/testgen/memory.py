@@ -22,6 +22,8 @@ from tilewright.spec.hardware import Hardware
 Bytes = npt.NDArray[np.uint8]
 PAGE = 4096
 DATA_BYTES = 1 << 16
+CHUNK = 1 << 20
+"""Bytes of data made at once; bounds the memory it takes."""
 PARAM_BLOCKS = 24
 RESIZE_LIMITS = (1, 2, 3, 5, 8, 13)
 """Sizes of sources the resize tables are made for."""
@@ -134,6 +136,13 @@ def _catalogue_bytes(hardware: Hardware, seed: int) -> Bytes:
     return content
 
 
+def _fill(content: Bytes, seed: int, window: Window) -> None:
+    """Write a window's data."""
+    for address in range(window.address, window.end, CHUNK):
+        part = Window(address, min(CHUNK, window.end - address))
+        content[address : part.end] = _data(seed, part)
+
+
 def _data(seed: int, window: Window) -> Bytes:
     """Return a window's bytes: 32-byte stretches of all codes, small ones, or extremes."""
     words = (window.address & 0xFFFFFFFF, window.address >> 32)
@@ -197,7 +206,7 @@ def make_ddr(hardware: Hardware, seed: int, windows: Sequence[Window]) -> Ddr:
     memory = mmap.mmap(descriptor, size)
     content = np.frombuffer(memory, np.uint8)
     for window in windows:
-        content[window.address : window.end] = _data(seed, window)
+        _fill(content, seed, window)
     blocks = _catalogue_bytes(hardware, seed)
     content[: blocks.size] = blocks
     return Ddr(content, tuple(windows), descriptor)

@@ -1,24 +1,23 @@
 """Random programs by profile and seed, legal by construction for a chip.
 
 A program is a list of instructions, R registers, and DDR windows with seeded content
-(`memory.py`): together a `Case`, which can be written as text (`to_text`) and read again.
+(`memory.py`): together a `Case`, which can be written as text (`text.py`) and read again.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from tilewright.codegen.assembler import format_program, parse_program
 from tilewright.codegen.verify import verify_program
 from tilewright.diagnostics import TilewrightError
+from tilewright.spec.access import accesses
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Instr, engine_of, full_fields
 from tilewright.testgen import extremes, patterns
 from tilewright.testgen.builder import Builder, Fields, valuations
 from tilewright.testgen.memory import Ddr, Window, far_windows, low_window, make_ddr
-from tilewright.testgen.sync import FROM_ENGINE, GATE, TO_ENGINE, synchronise
+from tilewright.testgen.sync import FROM_ENGINE, TO_ENGINE, synchronise
 from tilewright.testgen.values import Pick
 
 PROFILES = ("mixed", "dma", "mac", "vector", "control", "contention", "address")
@@ -253,13 +252,9 @@ def disturb(b: Builder, conv: Fields) -> None:
                                "dst": place + size + pick.between(0, 9)})  # fmt: skip
 
 
-def prime_k(b: Builder) -> None:
-    """Add a convolution with prime reductions whose operands' banks others keep busy."""
+def _prime_conv(b: Builder, small: bool) -> Fields:
+    """Return a convolution with prime reductions; `small`: with little around them."""
     pick, hw = b.pick, b.hardware
-    # In reach of the disturbance while it runs: everything else of the convolution lies in the
-    # lower half of its banks, and what disturbs in the upper half.
-    if not b.v_written.any():
-        patterns.param(b, 2)
     primes = [value for value in (3, 5, 7, 11, 13, 17, 19, 23, 29, 31) if value < hw.array_size]
     banks = pick.rng.sample(range(hw.sram_banks), 2)
     c_blocks = pick.of(1, 2, 3)
@@ -278,25 +273,55 @@ def prime_k(b: Builder) -> None:
     f |= {"oy_stride": pick.of(41, 64), "m_half": pick.of(0, 1)}
     f |= {"act": banks[0] * hw.bank_size + pick.between(0, 60)}
     f |= {"wgt": banks[1] * hw.bank_size + pick.between(0, 60)}
-    if not b.fits("mac_conv", f):
+    if small:
+        f |= {"c_blocks": 1, "k_w": 1, "k_h": 1, "out_w": 2, "out_h": 1, "block_rows": 1}
+        f |= {"cols_last": pick.size(array), "wgt_pitch": pick.of(0, 1, array)}
+        for name, bank in zip(("act", "wgt"), banks, strict=True):
+            f[name] = bank * hw.bank_size
+    return f
+
+
+def _apart(b: Builder, conv: Fields, drain: Fields) -> Fields | None:
+    """Return the drain at the first place that leaves what the convolution reads alone."""
+    hw = b.hardware
+    used = {conv[name] // hw.bank_size for name in ("act", "wgt")}
+    banks = sorted(range(hw.sram_banks), key=lambda bank: bank in used)
+    span = max(r.end for r in accesses(hw, "vec_drain", full_fields(Instr("vec_drain", drain))))
+    places = [bank * hw.bank_size + start for start in (0, hw.bank_size // 2) for bank in banks]
+    for place in (*places, max(0, hw.sram_size - span)):
+        placed = drain | {"dst": place}
+        if b.fits("vec_drain", placed) and not patterns.meets(b, placed, [conv]):
+            return placed
+    return None
+
+
+def prime_k(b: Builder) -> None:
+    """Add a convolution with prime reductions whose operands' banks others keep busy."""
+    # In reach of the disturbance while it runs: everything else of the convolution lies in the
+    # lower half of its banks, and what disturbs in the upper half.
+    if not b.v_written.any():
+        patterns.param(b, 2)
+    if not b.v_written.any():
         return
-    # Before and behind: the array begins while the others are at work.
-    disturb(b, f)
-    shape = {key: f[key] for key in ("out_w", "out_h", "block_rows", "cols_last", "m_half")}
-    v = patterns.written_v(b, 1)
-    if v is None:
+    for attempt in range(patterns.TRIES):
+        f = _prime_conv(b, small=attempt >= patterns.TRIES // 2)
+        if not b.fits("mac_conv", f):
+            continue
+        shape = {key: f[key] for key in ("out_w", "out_h", "block_rows", "cols_last", "m_half")}
+        drain: Fields = shape | {"raw": 1, "ox_stride": 4 * b.hardware.array_size}
+        drain["oy_stride"] = drain["ox_stride"] * f["out_w"]
+        placed = _apart(b, f, drain)
+        if placed is None:
+            continue
+        # Before and behind: the array begins while the others are at work.
+        disturb(b, f)
+        v = patterns.written_v(b, 1)
+        assert v is not None, "one was written"
+        b.append(Instr("mac_conv", f))
+        b.append(Instr("vec_drain", placed | {"v": v}))
+        disturb(b, f)
+        disturb(b, f)
         return
-    spare = next(bank for bank in range(hw.sram_banks + 1) if bank not in banks)
-    if spare >= hw.sram_banks:
-        return
-    drain = shape | {"raw": 1, "v": v, "dst": spare * hw.bank_size, "ox_stride": 4 * array}
-    drain |= {"oy_stride": 4 * array * out_w}
-    if not b.fits("vec_drain", drain):
-        return
-    b.append(Instr("mac_conv", f))
-    b.append(Instr("vec_drain", drain))
-    disturb(b, f)
-    disturb(b, f)
 
 
 def _prologue(b: Builder, profile: str) -> None:
@@ -417,56 +442,12 @@ def finish(case: Case, seed: int, *, sequencer: bool = True) -> Case:
     Raises:
         TilewrightError: E0501: it cannot be made legal.
     """
-    program = synchronise(case.program, case.hardware, case.registers, seed=seed)
+    try:
+        program = synchronise(case.program, case.hardware, case.registers, seed=seed)
+    except ValueError as error:
+        raise TilewrightError("E0501", f"`{case.name}` cannot be ordered: {error}") from error
     result = case.with_program(program)
     if sequencer:
         sequencer_semaphores(result, Pick(f"sequencer/{seed}"))
     result.verify()
     return result
-
-
-# Text.
-
-_HEAD = re.compile(r"; (target|name|seed|window|register|cause): (.*)")
-
-
-def to_text(case: Case, cause: str = "") -> str:
-    """Return the case as assembly with a head of comments that `from_text` reads."""
-    lines = [f"; name: {case.name}", f"; target: {case.hardware.name}"]
-    if cause:
-        lines.append(f"; cause: {' '.join(cause.split())}")
-    lines.append(f"; seed: {case.seed}")
-    lines += [f"; window: 0x{window.address:x} 0x{window.size:x}" for window in case.windows]
-    lines += [f"; register: {number} 0x{value:x}" for number, value in case.registers.items()]
-    plain = [Instr(i.name, i.fields, i.layer) for i in case.program]
-    return "\n".join(lines) + "\n" + format_program(plain)
-
-
-def from_text(text: str, hardware: Callable[[str], Hardware]) -> Case:
-    """Read what `to_text` wrote; `hardware` gives the target of a name.
-
-    Raises:
-        TilewrightError: E0601 if the head is incomplete or the text is no program.
-    """
-    values: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        match = _HEAD.fullmatch(line)
-        if match:
-            values.setdefault(match.group(1), []).append(match.group(2))
-    try:
-        windows = tuple(
-            Window(*(int(part, 0) for part in item.split())) for item in values["window"]
-        )
-        pairs = [item.split() for item in values.get("register", [])]
-        registers = {int(number): int(value, 0) for number, value in pairs}
-        name, seed = values["name"][0], int(values["seed"][0])
-        target = hardware(values["target"][0])
-    except (KeyError, ValueError, TypeError) as error:
-        raise TilewrightError(
-            "E0601", "the head of the stress test is incomplete",
-            hint="lines `; name: `, `; target: `, `; seed: `, `; window: ADDRESS SIZE` are needed",
-        ) from error  # fmt: skip
-    return Case(name, target, parse_program(text), seed, windows, registers)
-
-
-__all__ = ["ALL_PROFILES", "GATE", "PROFILES", "Case", "finish", "from_text", "generate", "to_text"]

@@ -34,6 +34,10 @@ BACKENDS = ("functional", "cycle", "rtl")
 RANDOM_ORDERS = 2
 SPARE_CYCLES = 20_000
 """Cycles beyond four times the expected ones after which a run on the RTL has hung."""
+OF_THE_CHIP = ("deadlock", "rtl error", "dispatch", "value", "time")
+"""Kinds of findings that say that the chip is wrong; others say that a test or a tool is."""
+_CHIP_CODES = ("E0602", "E0804")
+"""What a run on the RTL raises when the chip trapped, hung, or left its memories."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,13 @@ class Finding:
     """A way in which two levels disagree."""
 
     kind: str
-    """`illegal`, `order`, `deadlock`, `cycle error`, `rtl error`, `dispatch`, `value`, `time`."""
+    """`illegal`, `order`, `cycle error`, `tool`, or one of `OF_THE_CHIP`."""
     where: str
     """Instruction and engine it shows in first."""
     message: str
     """One line."""
+    error: TilewrightError | None = field(default=None, compare=False, repr=False)
+    """What was raised, if it is an error."""
 
     @property
     def signature(self) -> tuple[str, str]:
@@ -102,7 +108,7 @@ def _error(kind: str, error: TilewrightError) -> Finding:
         kind = "deadlock"
     named = re.search(r"instruction \d+ \((\w+)\)", text)
     where = named.group(1) if named else ""
-    return Finding(kind, where, "; ".join([text, *error.details[:3]]))
+    return Finding(kind, where, "; ".join([text, *error.details[:3]]), error)
 
 
 def _describe(item: Dispatched | None, position: int) -> str:
@@ -246,7 +252,12 @@ def _times(stream: Sequence[Dispatched], want: RetireLog, have: RetireLog) -> li
 def run_rtl(
     case: Case, expected: Expected, simulator: RtlSimulator, fault: int = 0
 ) -> list[Finding]:
-    """Run the program on the RTL and compare it with what must happen."""
+    """Run the program on the RTL and compare it with what must happen.
+
+    Raises:
+        TilewrightError: E0701, E0801..E0803 when the RTL cannot be built: no finding of a test.
+    """
+    simulator.library  # noqa: B018  built here if it is not yet
     ddr = case.ddr()
     limit = 4 * expected.cycles + SPARE_CYCLES if expected.cycles else None
     try:
@@ -254,7 +265,7 @@ def run_rtl(
             case.program, ddr.content, registers=case.registers, fault=fault, max_cycles=limit
         )
     except TilewrightError as error:
-        return [_error("rtl error", error)]
+        return [_error("rtl error" if error.code in _CHIP_CODES else "tool", error)]
     findings = _memory(case, expected.stream, expected, ddr, result.sram)
     ddr.close()
     if expected.cycle is not None:

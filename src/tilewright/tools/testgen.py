@@ -6,9 +6,11 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from tilewright.diagnostics import TilewrightError, UsageError
@@ -37,6 +39,8 @@ compare memories and the times of all instructions.
   tpu-mlir-testgen --faults
 """
 PATTERNS = ("prime_k",)
+MOST = 1 << 62
+"""Largest seed and count: what is written must be a legal head of a test."""
 
 
 def build_parser() -> ToolParser:
@@ -114,14 +118,14 @@ class _Session:
     cycles: int = 0
     instructions: int = 0
 
-    def simulator(self) -> RtlSimulator | None:
-        """Return the RTL of the target, if it is asked for."""
+    def simulator(self, hardware: Hardware) -> RtlSimulator | None:
+        """Return the built RTL of a target, if it is asked for."""
         if "rtl" not in self.backends:
             return None
         from tilewright.cosim.driver import RtlSimulator
 
         simulator = RtlSimulator(
-            self.hardware,
+            hardware,
             sources=self.sources,
             progress=lambda text: self.note(text, now=True),
         )
@@ -139,52 +143,88 @@ class _Session:
         self.cycles += outcome.cycles
         self.instructions += outcome.instructions
 
-    def failed(self, name: str, finding: Finding, command: str, file: str = "") -> None:
+    def failed(self, name: str, finding: Finding, command: str) -> None:
         """Report a failure: one line."""
-        self.failures.append(Failure(name, finding.kind, finding.message, command, file))
+        self.failures.append(Failure(name, finding.kind, finding.message, command, ""))
         if not self.options.json:
             print(f"{name}: {finding.kind}: {finding.message} | {command}", flush=True)
 
+    def wrote(self, file: Path) -> None:
+        """Note the file of the latest failure."""
+        self.failures[-1] = replace(self.failures[-1], file=str(file))
 
-def _cases(options: Any, hardware: Hardware) -> Iterator[tuple[Case, str]]:
-    """Yield programs with the command that makes each again."""
+
+@dataclass(frozen=True)
+class _Test:
+    """A program to run."""
+
+    name: str
+    make: Callable[[], Case]
+    """Raises TilewrightError when the generator's program is not legal."""
+    command: str
+    """Makes it again."""
+
+
+def _written(options: Any, hardware: Hardware) -> list[Case]:
+    """Return the tests of the files to run; the first file that is wrong is refused."""
     from tilewright.testgen.catalogue import suite_target
-    from tilewright.testgen.programs import ALL_PROFILES, PROFILES, from_text, generate
+    from tilewright.testgen.text import from_text
 
-    if options.run:
-        for name in options.run:
-            try:
-                text = Path(name).read_text("utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise TilewrightError("E0701", f"cannot read `{name}`", [str(error)]) from error
+    def target(wanted: str) -> Hardware:
+        return hardware if wanted == hardware.name else suite_target(wanted)
 
-            def target(wanted: str) -> Hardware:
-                return hardware if wanted == hardware.name else suite_target(wanted)
+    cases: list[Case] = []
+    for name in options.run:
+        try:
+            text = Path(name).read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise TilewrightError("E0701", f"cannot read `{name}`", [str(error)]) from error
+        try:
+            cases.append(from_text(text, target))
+        except TilewrightError as error:
+            error.details.append(f"in `{name}`")
+            raise
+    return cases
 
-            yield from_text(text, target), f"tpu-mlir-testgen --run {name}"
-        return
-    if options.test_stall_pattern:
-        if options.test_stall_pattern not in PATTERNS:
-            raise UsageError(
-                "E0702",
-                f"`--test-stall-pattern={options.test_stall_pattern}`: "
-                f"it must be {', '.join(PATTERNS)}",
+
+def _generated(options: Any, hardware: Hardware) -> Iterator[_Test]:
+    """Yield random programs."""
+    from tilewright.testgen.programs import generate
+
+    pattern = options.test_stall_pattern
+    for profile in _profiles(options):
+        choice = f"--test-stall-pattern={pattern}" if pattern else f"--profile {profile}"
+        for seed in range(options.seed, options.seed + _count(options)):
+            yield _Test(
+                f"{profile}-{seed}",
+                partial(generate, hardware, profile, seed),
+                f"tpu-mlir-testgen --target {shlex.quote(options.target)} {choice} --seed {seed} "
+                "--count 1",
             )
-        profiles = [options.test_stall_pattern]
-        how = f"--test-stall-pattern={profiles[0]}"
-    else:
-        profiles = list(PROFILES) if options.profile == "all" else options.profile.split(",")
-        how = ""
+
+
+def _profiles(options: Any) -> list[str]:
+    """Return the profiles asked for; unknown ones are refused."""
+    from tilewright.testgen.programs import ALL_PROFILES, PROFILES
+
+    pattern = options.test_stall_pattern
+    if pattern is not None:
+        if pattern not in PATTERNS:
+            raise UsageError(
+                "E0702", f"`--test-stall-pattern={pattern}`: it must be {', '.join(PATTERNS)}"
+            )
+        return [pattern]
+    if options.profile == "all":
+        return list(PROFILES)
+    profiles = options.profile.split(",")
     for profile in profiles:
         if profile not in ALL_PROFILES:
             raise UsageError(
                 "E0702",
-                f"`--profile {profile}`: it must be all or among {', '.join(ALL_PROFILES)}",
+                f"`--profile {options.profile}`: `{profile}` must be all or among "
+                f"{', '.join(ALL_PROFILES)}",
             )
-        for seed in range(options.seed, options.seed + _count(options)):
-            choice = how or f"--profile {profile}"
-            command = f"tpu-mlir-testgen --target {options.target} {choice} --seed {seed} --count 1"
-            yield generate(hardware, profile, seed), command
+    return profiles
 
 
 def _count(options: Any) -> int:
@@ -192,26 +232,52 @@ def _count(options: Any) -> int:
 
 
 def _programs(session: _Session) -> None:
-    from tilewright.testgen.run import run_case
-
     options = session.options
-    simulators: dict[str, RtlSimulator | None] = {}
-    for case, command in _cases(options, session.hardware):
-        if case.hardware.name not in simulators:
-            session.hardware = case.hardware
-            simulators[case.hardware.name] = session.simulator()
-        rtl = simulators[case.hardware.name]
-        outcome = run_case(case, session.backends, rtl)
-        session.add(outcome)
-        session.note(f"{case.name}: {session.tests} programs, {len(session.failures)} failures")
-        if not outcome.findings:
-            continue
-        finding, file = outcome.findings[0], ""
-        if options.shrink:
-            case, finding = _shrunk(session, case, finding, rtl)
-        if options.output:
-            file = str(_write(Path(options.output), case, finding))
-        session.failed(case.name, finding, session.command(command), file)
+    tests: Iterable[_Test]
+    targets = {session.hardware.name: session.hardware}
+    if options.run:
+        cases = _written(options, session.hardware)
+        tests = [
+            _Test(case.name, lambda case=case: case, f"tpu-mlir-testgen --run {shlex.quote(name)}")
+            for case, name in zip(cases, options.run, strict=True)
+        ]
+        targets = {case.hardware.name: case.hardware for case in cases}
+    else:
+        tests = _generated(options, session.hardware)
+    # What does not build is said before anything runs.
+    simulators = {name: session.simulator(hardware) for name, hardware in targets.items()}
+    for test in tests:
+        _program(session, test, simulators)
+        session.note(f"{test.name}: {session.tests} programs, {len(session.failures)} failures")
+
+
+def _program(session: _Session, test: _Test, simulators: dict[str, RtlSimulator | None]) -> None:
+    from tilewright.testgen.run import Finding, Outcome, run_case
+
+    options, command = session.options, session.command(test.command)
+    try:
+        case = test.make()
+    except TilewrightError as error:
+        session.add(Outcome())
+        text = "; ".join([f"the generator made an illegal program: {error.message}",
+                          *error.details[:2]])  # fmt: skip
+        session.failed(test.name, Finding("illegal", "", text), command)
+        return
+    rtl = simulators[case.hardware.name]
+    outcome = run_case(case, session.backends, rtl)
+    session.add(outcome)
+    if not outcome.findings:
+        return
+    finding = outcome.findings[0]
+    session.failed(case.name, finding, command)
+    if options.shrink:
+        case, finding = _shrunk(session, case, finding, rtl)
+    if options.output is not None:
+        try:
+            session.wrote(_write(Path(options.output), case, finding))
+        except TilewrightError as error:
+            # The failure has been told; the other programs still are to be run.
+            print(error, file=sys.stderr, flush=True)
 
 
 def _shrunk(
@@ -244,12 +310,8 @@ def _shrunk(
 
 def _write(folder: Path, case: Case, finding: Finding) -> Path:
     from tilewright.ir.io import write_atomically
-    from tilewright.testgen.programs import to_text
+    from tilewright.testgen.text import to_text
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise TilewrightError("E0701", f"cannot write `{folder}`", [str(error)]) from error
     path = folder / f"{case.hardware.name}-{case.name}.tpuasm"
     text = to_text(case, f"{finding.kind}: {finding.message}")
     write_atomically(path, text.encode())
@@ -260,7 +322,7 @@ def _models(session: _Session) -> None:
     from tilewright.testgen.models import run_model
 
     options = session.options
-    rtl = session.simulator()
+    rtl = session.simulator(session.hardware)
     for seed in range(options.seed, options.seed + options.models):
         outcome = run_model(session.hardware, seed, session.backends, rtl)
         session.add(outcome)
@@ -315,6 +377,23 @@ def _backends(text: str | None, rtl: str | None) -> tuple[str, ...]:
     return names
 
 
+def _check_output(folder: Path) -> None:
+    """Make the folder for failures, and see that files can be written there.
+
+    Raises:
+        TilewrightError: E0701.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise TilewrightError(
+            "E0701", f"cannot write to the folder `{folder}`", [error.strerror or str(error)],
+            "`--output` must be a folder that can be written, or one that can be made",
+        ) from error  # fmt: skip
+
+
 def _sources(options: Any) -> tuple[Path, ...] | None:
     if not options.rtl:
         return None
@@ -333,10 +412,16 @@ def run(argv: list[str]) -> int:
         value = getattr(options, name)
         if value is not None and value < 0:
             raise UsageError("E0702", f"`--{name} {value}`: it must be 0 or more")
+        if value is not None and value > MOST:
+            raise UsageError("E0702", f"`--{name} {value}`: it must be {MOST} or less")
+    _profiles(options)
     backends, sources = _backends(options.backends, options.rtl), _sources(options)
     if options.faults:
         return _faults(options, lambda text: note(text, now=True))
-    session = _Session(options, load_target(options.target), backends, note, [], sources)
+    hardware = load_target(options.target)
+    if options.output is not None:
+        _check_output(Path(options.output))
+    session = _Session(options, hardware, backends, note, [], sources)
     began = time.monotonic()
     if options.models:
         _models(session)

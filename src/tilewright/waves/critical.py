@@ -3,7 +3,8 @@
 An instruction starts when its engine is free, its semaphores were signalled and it was dispatched;
 the last of these is what it waited for. A `vec_drain` also waits for the blocks of its `mac_conv`,
 and a `mac_conv` for halves of the M registers to be drained. A dispatch waits for a full queue, or
-for code to be fetched. The links of the chain add up to the run's cycles.
+for code to be fetched. `fence` and `halt` wait for all engines; the chain ends with `halt`, and its
+links add up to the run's cycles.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from tilewright.diagnostics import UsageError
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import ENGINE_NAMES, MAC, SEQ, Dispatched, sequence
 from tilewright.spec.timing import mac_cycles
-from tilewright.waves.retire import mismatch, read_retired
+from tilewright.waves.identity import Candidate, program_of, warning_of
+from tilewright.waves.retire import read_retired
 
 if TYPE_CHECKING:
     from tilewright.runtime.runtime import Package
@@ -43,7 +45,7 @@ class Link:
     """The stretch is the cycles `begin..end - 1`."""
     after: str
     """What had to happen before: `engine order`, `semaphore N of ENGINE`, `accumulators`,
-    `queue full`, `dispatch` or `start`."""
+    `all engines`, `queue full`, `dispatch` or `start`."""
 
     @property
     def cycles(self) -> int:
@@ -75,6 +77,8 @@ class _Causes:
         """The `mac_conv` of a `vec_drain`."""
         self.drained: dict[int, int] = {}
         """The `vec_drain` that emptied the halves before a pushing `mac_conv`."""
+        self.engines: dict[int, list[int]] = {}
+        """The last instruction of each engine before a `fence` or `halt`."""
         on: list[list[int]] = [[] for _ in range(SEQ + 1)]
         signalled: list[deque[int]] = [deque() for _ in range(32)]
         pushed: deque[int] = deque()
@@ -86,6 +90,8 @@ class _Causes:
                 self.previous[index] = own[-1]
             if item.engine != SEQ and len(own) >= hardware.queue_depth:
                 self.slot[index] = own[-hardware.queue_depth]
+            if item.name in ("fence", "halt"):
+                self.engines[index] = [others[-1] for others in on[:SEQ] if others]
             own.append(index)
             for number in range(32):
                 if item.fields["wait"] >> number & 1 and signalled[number]:
@@ -108,9 +114,8 @@ def critical_chain(stream: Sequence[Dispatched], hardware: Hardware, times: Time
     """Return the critical chain of a complete run, first link first."""
     causes = _Causes(stream, hardware)
     issue, start, end = (array.tolist() for array in (times.issue, times.start, times.end))
-    engines = [index for index, item in enumerate(stream) if item.engine != SEQ]
     links: list[Link] = []
-    if not engines:
+    if not stream:
         return links
 
     def link(index: int, begin: int, finish: int, after: str) -> None:
@@ -119,14 +124,16 @@ def critical_chain(stream: Sequence[Dispatched], hardware: Hardware, times: Time
             engine = ENGINE_NAMES[item.engine]
             links.append(Link(item.index, item.name, item.layer, engine, begin, finish, after))
 
-    index = max(engines, key=lambda place: (end[place], place))
+    index = max(range(len(stream)), key=lambda place: (end[place], place))
     limit = end[index]
     while True:
         item = stream[index]
         best = (issue[index], 0, "dispatch", -1)
         previous = causes.previous[index]
-        if previous >= 0:
+        if previous >= 0 and item.engine != SEQ:
             best = max(best, (end[previous], 1, "engine order", previous))
+        for other in causes.engines.get(index, ()):
+            best = max(best, (end[other], 1, "all engines", other))
         for number, producer in causes.signals[index]:
             best = max(
                 best,
@@ -154,23 +161,23 @@ def critical_chain(stream: Sequence[Dispatched], hardware: Hardware, times: Time
         stopped = index
         while stopped > 0 and issue[stopped] == issue[stopped - 1] + 1:
             stopped -= 1
+        if stopped != index and stream[stopped].engine == SEQ:
+            # What an instruction of the sequencer waited for is asked of itself.
+            link(index, min(issue[stopped], limit), limit, "dispatch")
+            index, limit = stopped, min(issue[stopped], limit)
+            continue
         slot = causes.slot[stopped]
         if slot >= 0 and stopped > 0 and issue[stopped] <= start[slot] + 1:
             link(index, start[slot], limit, "queue full")
             # What held up the start of that instruction did it; its own execution did not.
             index, limit = slot, start[slot]
             continue
-        begin = issue[stopped - 1] if stopped > 0 else 0
+        begin = min(issue[stopped - 1], limit) if stopped > 0 else 0
         link(index, begin, limit, "dispatch" if stopped > 0 else "start")
         if stopped == 0:
             break
         # Code was not there, or a sequencer instruction waited: follow the one before.
         index, limit = stopped - 1, begin
-        while index > 0 and stream[index].engine == SEQ:
-            index -= 1
-        if stream[index].engine == SEQ:
-            link(index, 0, limit, "start")
-            break
     return links[::-1]
 
 
@@ -203,6 +210,8 @@ class TimingReport:
     clock: Clock
     links: list[Link]
     deadline_us: float | None = None
+    warning: str = ""
+    """What the waveform does not prove."""
 
     @property
     def nanoseconds(self) -> float:
@@ -229,6 +238,7 @@ class TimingReport:
         return {
             "program": self.program,
             "source": self.source,
+            "warning": self.warning or None,
             "cycles": self.cycles,
             "nanoseconds": self.nanoseconds,
             "clock": {
@@ -310,45 +320,55 @@ def timing_reports(
     """
     executor = package.executor
     hardware = executor.target
-    steps = [s for s in executor.program.tpu_steps if program in ("", s.name)]
+    every = executor.program.tpu_steps
+    steps = [s for s in every if program in ("", s.name)]
+    if not every:
+        raise UsageError(
+            "E0702", "the model has no program of the chip: all of it runs on the host",
+            hint="there is no time of the chip to report",
+        )  # fmt: skip
     if not steps:
-        names = ", ".join(step.name for step in executor.program.tpu_steps) or "none"
+        names = ", ".join(step.name for step in every)
         raise UsageError("E0702", f"there is no program `{program}`", [f"programs: {names}"])
-    streams = {
-        step.name: list(
-            sequence(executor.code(step), hardware.scalar_registers, executor.registers)
+    candidates = [
+        Candidate(
+            step.name,
+            executor.code(step),
+            list(sequence(executor.code(step), hardware.scalar_registers, executor.registers)),
         )
         for step in steps
-    }
+    ]
     target = target_period_fs(hardware)
     if waveform is None:
+        from tilewright.runtime.simulation import tables_of
         from tilewright.sim.cycle import CycleSimulator
 
         reports: list[TimingReport] = []
-        for step in steps:
-            result = CycleSimulator(hardware).run(executor.code(step), registers=executor.registers)
-            log = result.log
-            chain = critical_chain(
-                streams[step.name], hardware, Times(log.issue, log.start, log.end)
+        for step, item in zip(steps, candidates, strict=True):
+            result = CycleSimulator(hardware).run(
+                item.code,
+                registers=executor.registers,
+                tables=tables_of(executor, step),
             )
+            log = result.log
+            chain = critical_chain(item.stream, hardware, Times(log.issue, log.start, log.end))
             clock = Clock(target, None)
             reports.append(
                 TimingReport(step.name, "simulated", result.cycles, clock, chain, deadline_us)
             )
         return reports
     retired = read_retired(waveform, scope)
-    errors = {name: mismatch(retired, stream) for name, stream in streams.items()}
-    fitting = [name for name, error in errors.items() if error is None]
-    if not fitting:
-        raise next(error for error in errors.values() if error is not None)
-    if len(fitting) > 1:
-        raise UsageError(
-            "E0702", f"`{waveform}` fits several programs", [", ".join(fitting)],
-            "name one by --program",
-        )  # fmt: skip
-    name = fitting[0]
+    found = program_of(retired, hardware, candidates, "name one by --program")
     times = Times(retired.issue, retired.start, retired.end)
-    chain = critical_chain(streams[name], hardware, times)
-    cycles = int(retired.end.max())
-    clock = Clock(target, retired.clock_fs)
-    return [TimingReport(name, retired.source, cycles, clock, chain, deadline_us)]
+    chain = critical_chain(found.stream, hardware, times)
+    return [
+        TimingReport(
+            found.name,
+            retired.source,
+            int(retired.end.max()),
+            Clock(target, retired.clock_fs),
+            chain,
+            deadline_us,
+            warning_of(retired),
+        )
+    ]

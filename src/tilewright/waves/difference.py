@@ -32,6 +32,7 @@ from tilewright.spec.program import (
     as_program,
     sequence,
 )
+from tilewright.waves.identity import identity_places, stranger
 from tilewright.waves.reader import Sampled, Waveform
 from tilewright.waves.retire import LOG_SIGNALS, Retired, log_places, retired_of
 
@@ -118,11 +119,15 @@ def first_difference(
         prefix: scope to look in; otherwise all are searched.
 
     Raises:
-        TilewrightError: E0603 the signals are not there; E0701, E0703 the file cannot be read;
-            E0602 the program breaks a rule of the machine.
+        TilewrightError: E0603 the signals are not there, or are of another chip or code; E0701,
+            E0703 the file cannot be read; E0602 the program breaks a rule of the machine.
     """
     code = as_program(program)
     wave = _Wave(waveform, hardware, prefix)
+    # A fault of the chip is looked for: times may be anything, but the program must be this one.
+    foreign = stranger(wave.retired, hardware, code)
+    if foreign is not None:
+        raise foreign
     stream = list(sequence(code, hardware.scalar_registers, registers))
     wrong = _first_dispatch(wave.retired, stream)
     known = wrong if wrong is not None else len(wave.retired.engine)
@@ -321,7 +326,7 @@ class _Wave:
         wave = Waveform(path)
         self.hardware = hardware
         top = wave.scope_with((*LOG_SIGNALS, "clk"), prefix)
-        places = log_places(top)
+        places = log_places(top) | identity_places(wave, top)
         self.sram = self.ddr = ""
         for scope in wave.scopes(("granted",), top):
             width = wave.changes([f"{scope}.granted"])[f"{scope}.granted"].width

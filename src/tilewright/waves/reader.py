@@ -7,7 +7,11 @@ cycle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import os
+import tempfile
+import threading
+from collections.abc import Collection, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +87,54 @@ def _is_panic(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) or type(error).__name__ == "PanicException"
 
 
+_quiet = threading.RLock()
+
+
+@contextmanager
+def library_call(path: Path) -> Generator[None]:
+    """Make an error of the library one of ours, without what it prints on stderr beforehand.
+
+    The library is not written in Python: it writes to the file descriptor. What others write there
+    meanwhile is held back, and is lost only with the library's own text.
+
+    Raises:
+        TilewrightError: E0701, the library gave up on the file.
+    """
+    with _quiet, tempfile.TemporaryFile() as held:
+        try:
+            kept = os.dup(2)
+        except OSError:
+            kept = -1  # there is no stderr
+        lost = False
+        try:
+            if kept >= 0:
+                os.dup2(held.fileno(), 2)
+            yield
+        except BaseException as error:
+            if not _is_panic(error):
+                raise
+            lost = True
+            raise _unreadable(path, error) from error
+        finally:
+            if kept >= 0:
+                os.dup2(kept, 2)
+                os.close(kept)
+                _write_back(b"" if lost else _content(held.fileno()))
+
+
+def _content(descriptor: int) -> bytes:
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return b"".join(iter(lambda: os.read(descriptor, 1 << 16), b""))
+
+
+def _write_back(text: bytes) -> None:
+    while text:
+        try:
+            text = text[os.write(2, text) :]
+        except OSError:
+            return  # nobody reads it
+
+
 class Waveform:
     """An opened waveform file.
 
@@ -97,14 +149,10 @@ class Waveform:
         """
         self.path = Path(path)
         stream = self._open()
-        try:
+        with library_call(self.path):
             variables = list(stream.all_vars())
             scale = stream.timescale
             names = [variable.full_name for variable in variables]
-        except BaseException as error:
-            if _is_panic(error):
-                raise _unreadable(self.path, error) from error
-            raise
         exponent = scale.unit.to_exponent() if scale is not None else -12
         factor = scale.factor if scale is not None else 1
         if exponent is None or exponent < FEMTO:
@@ -120,12 +168,8 @@ class Waveform:
         library = _library()
         if not self.path.is_file():
             raise TilewrightError("E0701", f"there is no waveform `{self.path}`")
-        try:
+        with library_call(self.path):
             return library.WaveformStream(str(self.path), multi_threaded=False)
-        except BaseException as error:
-            if _is_panic(error):
-                raise _unreadable(self.path, error) from error
-            raise
 
     def scopes(self, names: Collection[str], prefix: str = "") -> list[str]:
         """Return the scopes that hold all of `names`, best first.
@@ -191,7 +235,7 @@ class Waveform:
             times[at].append(time)
             values[at].append(value if isinstance(value, int) else None)
 
-        try:
+        with library_call(self.path):
             for variable in stream.all_vars():
                 if variable.full_name in wanted:
                     chosen.setdefault(variable.full_name, variable)
@@ -199,10 +243,6 @@ class Waveform:
                 times[str(variable.signal_id)] = []
                 values[str(variable.signal_id)] = []
             stream.stream_changes(note, list(chosen.values()))
-        except BaseException as error:
-            if _is_panic(error):
-                raise _unreadable(self.path, error) from error
-            raise
         found: dict[str, Changes] = {}
         for name, variable in chosen.items():
             key = str(variable.signal_id)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.spec.program import ENGINE_NAMES, SEQ, Dispatched
+from tilewright.waves.identity import Shown, identity_places, shown_of
 from tilewright.waves.reader import Sampled, Waveform
 
 I64 = npt.NDArray[np.int64]
@@ -40,6 +41,8 @@ class Retired:
     """Cycles the waveform shows."""
     clock_fs: int
     """Measured clock period in femtoseconds."""
+    shown: Shown = field(default_factory=Shown)
+    """What the waveform shows of its chip and its code."""
 
     @property
     def clock_ps(self) -> float:
@@ -69,7 +72,8 @@ def read_retired(path: Path | str, prefix: str = "") -> Retired:
     """
     waveform = Waveform(path)
     scope = waveform.scope_with((*LOG_SIGNALS, "clk"), prefix)
-    return retired_of(waveform.sample(log_places(scope), scope), str(waveform.path.name))
+    places = log_places(scope) | identity_places(waveform, scope)
+    return retired_of(waveform.sample(places, scope), str(waveform.path.name))
 
 
 def retired_of(sampled: Sampled, source: str) -> Retired:
@@ -132,13 +136,15 @@ def retired_of(sampled: Sampled, source: str) -> Retired:
         np.array(end, np.int64),
         sampled.cycles,
         sampled.clock_fs,
+        shown_of(sampled),
     )
 
 
 def mismatch(retired: Retired, stream: Sequence[Dispatched]) -> TilewrightError | None:
     """Return how a log differs from a program's dispatched instructions, or None.
 
-    Complete means: every instruction was dispatched to its engine, in order, and has ended.
+    Complete means: every instruction was dispatched to its engine, in order, and has ended. Chip
+    and code are not looked at (`identity.misfit` does).
     """
     for index, (number, item) in enumerate(zip(retired.engine.tolist(), stream, strict=False)):
         if number != item.engine:

@@ -210,3 +210,17 @@ def test_a_recompile_refuses_what_does_not_fit(tmp_path: Path, network: Compiled
     empty.write_text(print_module(module_of(other)))
     with pytest.raises(TilewrightError, match=r"has no `tpu\.timing_constraint`"):
         again(network, empty)
+
+
+def test_a_model_without_programs_of_the_chip_is_said(tmp_path: Path) -> None:
+    path = write_vcd(tmp_path / "run.vcd", log_signals(log_of(two_chains())))
+    with pytest.raises(UsageError, match="the model has no program of the chip"):
+        annotated(ModuleOp([]), path)
+    with pytest.raises(UsageError, match="there is no program @tpu_9"):
+        annotated(module_of(two_chains()), path, " program=tpu_9")
+
+
+def test_what_a_waveform_does_not_prove_is_a_decision(tmp_path: Path) -> None:
+    path = write_vcd(tmp_path / "run.vcd", log_signals(log_of(two_chains())))
+    context = annotated(module_of(two_chains()), path)
+    assert "does not show its chip" in context.decisions[-1].details["warning"]

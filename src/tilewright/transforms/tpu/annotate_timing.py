@@ -2,7 +2,8 @@
 
 Before: `tpu.program`s. After: also one `tpu.timing_constraint` for each different instruction of
 each layer of the program that ran, with the cycles it took. The waveform's instructions are matched
-to the program by position: dispatched to the same engines, in the same order, to the end.
+to the program by position: dispatched to the same engines, in the same order, to the end. Where the
+waveform shows the chip and the code it fetched, they must be the target and the program.
 Constraints of an earlier waveform are replaced where the new one has the same instruction.
 """
 
@@ -21,7 +22,8 @@ from tilewright.ir.context import CompileContext, compile_context
 from tilewright.schedule.constraints import Constraint, Constraints, group
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Dispatched, sequence
-from tilewright.waves.retire import Retired, mismatch, read_retired
+from tilewright.waves.identity import OWN_RUN, Candidate, program_of, warning_of
+from tilewright.waves.retire import Retired, read_retired
 
 
 @dataclass(frozen=True)
@@ -54,36 +56,41 @@ class AnnotateTimingPass(ModulePass):
             raise TilewrightError("E0201", "measured times need a target", [], "give the target")
         if not self.waveform:
             raise UsageError("E0702", "`annotate-timing` needs `waveform=FILE`")
+        programs = self._programs(op)
         retired = read_retired(self.waveform, self.scope)
-        program, stream = self._program(op, hardware, retired)
+        program, stream = self._program(programs, hardware, retired)
         annotate(op, context, hardware, stream, retired, program)
 
-    def _program(
-        self, module: ModuleOp, hardware: Hardware, retired: Retired
-    ) -> tuple[ProgramOp, list[Dispatched]]:
+    def _programs(self, module: ModuleOp) -> list[ProgramOp]:
         programs = [item for item in module.ops if isinstance(item, ProgramOp)]
-        named = [item for item in programs if self.program in ("", item.sym_name.data)]
-        if not named:
-            names = ", ".join(f"@{item.sym_name.data}" for item in programs) or "none"
-            raise UsageError(
-                "E0702", f"there is no program @{self.program or '...'}", [f"programs: {names}"]
-            )
-        streams = [list(sequence(item.instructions(), hardware.scalar_registers)) for item in named]
-        errors = [mismatch(retired, stream) for stream in streams]
-        fitting = [place for place, error in enumerate(errors) if error is None]
-        if not fitting:
-            # The one that fits longest is most likely meant.
-            error = errors[0] if len(errors) == 1 else max(errors, key=lambda e: len(str(e)))
-            assert error is not None
-            raise error
-        if len(fitting) > 1:
+        if not programs:
             raise UsageError(
                 "E0702",
-                f"`{self.waveform}` fits several programs",
-                [", ".join(f"@{named[place].sym_name.data}" for place in fitting)],
-                "name it: annotate-timing{waveform=... program=NAME}",
+                "the model has no program of the chip: there is nothing a waveform could measure",
+                hint="all of it runs on the host; compile it without measured times",
             )
-        return named[fitting[0]], streams[fitting[0]]
+        named = [item for item in programs if self.program in ("", item.sym_name.data)]
+        if not named:
+            names = ", ".join(f"@{item.sym_name.data}" for item in programs)
+            raise UsageError(
+                "E0702", f"there is no program @{self.program}", [f"programs: {names}"]
+            )
+        return named
+
+    def _program(
+        self, named: list[ProgramOp], hardware: Hardware, retired: Retired
+    ) -> tuple[ProgramOp, list[Dispatched]]:
+        candidates = [
+            Candidate(
+                f"@{item.sym_name.data}", code, list(sequence(code, hardware.scalar_registers))
+            )
+            for item in named
+            for code in (item.instructions(),)
+        ]
+        found = program_of(
+            retired, hardware, candidates, "name it: annotate-timing{waveform=... program=NAME}"
+        )
+        return named[candidates.index(found)], found.stream
 
 
 def annotate(
@@ -121,6 +128,7 @@ def annotate(
         AnnotateTimingPass.name,
         True,
         f"{len(places)} instructions measured in `{retired.source}`, {len(grouped)} different",
+        **({"warning": warning} if (warning := warning_of(retired)) else {}),
     )
 
 
@@ -162,7 +170,7 @@ def schedule_by(source: Path, module: ModuleOp, context: CompileContext) -> None
         try:
             AnnotateTimingPass(waveform=str(source)).apply(context, module)
         except TilewrightError as error:
-            if error.code == "E0603" and error.hint is None:
+            if error.code == "E0603" and error.hint in (None, OWN_RUN):
                 error.hint = (
                     "the waveform must be of the program compiled without measured times; to use "
                     "one of another compile, annotate that program and give the .mlir file"

@@ -1,0 +1,157 @@
+"""How near real networks come to their bound, on every target that the goals name.
+
+    python bench/roofline.py --output bench/results/roofline.json
+    python bench/roofline.py --pairs resnet50:edge16_vela_512k,pplcnet:edge16
+
+The zoo on edge16, tpu_v2 and tpu_v2_1m; ResNet-50 and MobileNetV2 on edge16_vela with 128 KB, 512
+KB and 2 MB of SRAM. Each pair runs in a process of its own: cycles, bound (docs/concepts/bound.md),
+what limits, array use, DDR bytes, compile seconds and the most memory the process used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TARGETS = ("edge16", "tpu_v2", "tpu_v2_1m")
+VELA_TARGETS = ("edge16_vela_128k", "edge16_vela_512k", "edge16_vela_2m")
+VELA_MODELS = ("resnet50", "mobilenet-v2")
+MODELS = (
+    "resnet50", "mobilenet-v2", "efficientnet-lite0", "pplcnet", "ppocr-cls", "opennsfw",
+    "squeezenet-light", "resnet50-light",
+)  # fmt: skip
+
+
+def main() -> int:
+    """Run the bench; exit code 1 when a pair fails or is faster than its bound."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--pairs", help="MODEL:TARGET, by comma (default: all)")
+    parser.add_argument("--samples", type=int, default=16, help="calibration samples")
+    parser.add_argument("--output", type=Path, default=Path("build/roofline.json"))
+    parser.add_argument("--one", metavar="MODEL:TARGET", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        model, target = options.one.split(":")
+        print(json.dumps(measure(model, target, options.samples)))
+        return 0
+    pairs = options.pairs.split(",") if options.pairs else all_pairs()
+    rows: list[dict[str, Any]] = []
+    for pair in pairs:
+        command = [sys.executable, __file__, "--samples", str(options.samples), "--one", pair]
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        )  # fmt: skip
+        if done.returncode:
+            last = done.stderr.strip().splitlines()[-1:] or ["died"]
+            model, target = pair.split(":")
+            row: dict[str, Any] = {"model": model, "target": target, "error": last[0]}
+        else:
+            row = json.loads(done.stdout.splitlines()[-1])
+        rows.append(row)
+        print(line(row), flush=True)
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(summary(rows), indent=1) + "\n", "utf-8")
+    for name, mean in summary(rows)["geometric_mean"].items():
+        print(f"{name:<18} geometric mean {mean:.3f} x bound")
+    good = all(row.get("ratio", 0) >= 1 for row in rows)
+    print(f"{len(rows)} pairs, {'all good' if good else 'NOT all good'}: {options.output}")
+    return 0 if good else 1
+
+
+def all_pairs() -> list[str]:
+    """Return the pairs of the goals: networks with few layers first."""
+    zoo = [f"{model}:{target}" for target in TARGETS for model in MODELS]
+    return zoo + [f"{model}:{target}" for target in VELA_TARGETS for model in VELA_MODELS]
+
+
+def measure(model: str, target: str, count: int) -> dict[str, Any]:
+    """Return the row of one pair."""
+    from tilewright.api import CompileOptions, build
+    from tilewright.report.report import make_report
+    from tilewright.runtime.simulation import simulate
+    from tilewright.spec.hardware import load_target
+    from tilewright.zoo import inputs
+
+    samples = inputs(model, count, seed=1).samples()
+    asked = CompileOptions(calibration=samples, keep_ir=())
+    start = time.process_time()
+    made = build(f"zoo:{model}", load_target(target), asked)
+    processor = time.process_time() - start
+    compiled = made.compiled
+    assert compiled is not None
+    # ru_maxrss is in KiB on Linux: the most this process has used, calibration included.
+    memory = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    report = make_report(made.package, simulate(made.package))
+    limits: dict[str, int] = {}
+    for row in report.slow:
+        limits[row.limited.what] = limits.get(row.limited.what, 0) + 1
+    seconds = compiled.seconds
+    return {
+        "model": model,
+        "target": target,
+        "cycles": report.cycles,
+        "milliseconds": report.milliseconds,
+        "bound_cycles": report.bound,
+        "bound_by": report.limit.lower(),
+        "array_bound": report.array_bound,
+        "vector_bound": report.vector_bound,
+        "ddr_bound": report.ddr_bound,
+        "ratio": round(report.ratio, 4),
+        "limited_by": report.limited.what,
+        "why": report.limited.why,
+        "layers": sum(row.device == "tpu" for row in report.layers),
+        "slow_layers": limits,
+        "slow_share": round(sum(row.cycles for row in report.slow) / report.cycles, 4),
+        "array_use": round(report.array_use, 4),
+        "ddr_bytes": report.ddr_bytes,
+        "min_ddr_bytes": report.min_ddr_bytes,
+        "sram_peak": report.sram_peak,
+        "instructions": report.instructions,
+        "compile_seconds": round(sum(seconds.values()) - seconds["calibrate"], 2),
+        # Of the processor, all threads, calibration included: a busy machine does not change it.
+        "processor_seconds": round(processor, 2),
+        "calibrate_seconds": round(seconds["calibrate"], 2),
+        "compile_mb": memory,
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the rows with the geometric mean of cycles over bound, by target and for groups."""
+    groups = {target: (target,) for target in (*TARGETS, *VELA_TARGETS)}
+    groups |= {"zoo": TARGETS, "vela": VELA_TARGETS}
+    means: dict[str, float] = {}
+    for name, targets in groups.items():
+        ratios = [row["ratio"] for row in rows if row["target"] in targets and "ratio" in row]
+        if ratios:
+            logs = sum(math.log(ratio) for ratio in ratios)
+            means[name] = round(math.exp(logs / len(ratios)), 4)
+    machine = {"python": platform.python_version(), "cpus": os.cpu_count()}
+    return {"geometric_mean": means, "machine": machine, "pairs": rows}
+
+
+def line(row: dict[str, Any]) -> str:
+    """Return one line of the table."""
+    head = f"{row['model']:<18} {row['target']:<16}"
+    if "error" in row:
+        return f"{head} FAILED {row['error']}"
+    return (
+        f"{head} {row['cycles']:>11,} cycles {row['ratio']:>5.2f} x bound ({row['bound_by']:<6}) "
+        f"limited by {row['limited_by']:<10} use {row['array_use']:>6.1%} "
+        f"DDR {row['ddr_bytes'] / 2**20:>7.2f} MiB compile {row['compile_seconds']:>5.1f} s "
+        f"(processor {row['processor_seconds']:.1f}) "
+        f"{row['compile_mb']:>5} MB"
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
