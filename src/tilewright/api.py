@@ -66,6 +66,8 @@ class CompileOptions:
     timing: Path | None = None
     """Measured times to schedule by: a waveform of the program that is compiled without them, or a
     module with `tpu.timing_constraint`s."""
+    fuse: bool = True
+    """Let additions join the loop nests of the layers that make their operands."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -129,6 +131,7 @@ def build(
             limit=options.samples,
             activations=options.activations,
             timing=options.timing,
+            fuse=options.fuse,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
@@ -139,6 +142,8 @@ def build(
             asked["calibration"] = "random"
         if options.timing is not None:
             asked["timing"] = readable(options.timing.name)
+        if not options.fuse:
+            asked["fusion"] = "off"
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(

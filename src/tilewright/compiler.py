@@ -132,6 +132,7 @@ def compile_model(
     shapes: dict[str, tuple[int, ...]] | None = None,
     preprocessing: dict[str, Any] | None = None,
     timing: Path | None = None,
+    fuse: bool = True,
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -151,6 +152,7 @@ def compile_model(
         preprocessing: recorded in the calibration table.
         timing: measured times to schedule by: a waveform of the program that is compiled without
             them, or a module with `tpu.timing_constraint`s.
+        fuse: let additions join the loop nests of the layers that make their operands.
         progress: see `Progress`.
 
     Raises:
@@ -196,6 +198,10 @@ def compile_model(
         seconds["calibrate"] = time.perf_counter() - start
     write_attribute(module, table)
     stages: dict[str, Stage] = {"top": top}
+    passes = {
+        "quantize": f"activations={activations}",
+        "tile-and-bufferize": f"fuse={str(fuse).lower()}",
+    }
     for share, phase, level in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),
@@ -204,7 +210,7 @@ def compile_model(
     ):
         progress(phase, share)
         start = time.perf_counter()
-        run_phases(module, context, [phase], options={"quantize": f"activations={activations}"})
+        run_phases(module, context, [phase], options=passes)
         if level == "tpu" and timing is not None:
             from tilewright.transforms.tpu.annotate_timing import schedule_by
 

@@ -233,3 +233,21 @@ def test_progress_is_one_line_a_phase(
     assert len(lines) >= 5
     assert all(line.endswith(" s") for line in lines)
     assert len({line.split(":")[0] for line in lines}) == len(lines)
+
+
+def test_without_fusion_every_addition_has_its_own_nest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    from tests.e2e.test_fusion import block
+
+    model = tmp_path / "m.onnx"
+    model.write_bytes(block("Add").SerializeToString())
+    cycles: list[int] = []
+    for name, more in (("fused", []), ("apart", ["--no-fusion"])):
+        out = str(tmp_path / f"{name}.tpupkg")
+        asked = ["compile", str(model), "--target", "edge16", "--random-calibration", "-o", out]
+        assert main([*asked, "--json", "--quiet", *more]) == 0
+        cycles.append(json.loads(capsys.readouterr().out)["report"]["cycles"])
+        assert main(["explain", out, "sum"]) == 0
+        assert ("joins the nest of b" in capsys.readouterr().out) == (not more)
+    assert cycles[0] < cycles[1]

@@ -42,6 +42,13 @@ LAYERS = {
     "residual": conv(56, 64, 64, 3),
     "late": conv(7, 512, 512, 3),
     "point": conv(14, 1024, 256, 1),
+    "point and addition": conv(56, 64, 256, 1, second=True),
+    "late and addition": conv(7, 512, 512, 3, second=True),
+    "split and addition": conv(14, 1024, 1024, 7, second=True),
+    "odd groups and addition": conv(13, 35, 70, 3, group=7, second=True),
+    "mean and addition": ConvProblem(
+        "sum", 1, 35, 35, 288, 35, 35, 288, (3, 3), group=288, second=True
+    ),
     "huge kernel": conv(14, 1024, 1024, 7),
     "depthwise": conv(112, 96, 96, 3, 2, group=96),
     "depthwise with table": conv(28, 240, 240, 5, 1, group=240, table=True),

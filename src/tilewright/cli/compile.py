@@ -72,6 +72,10 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="schedule by measured times: a waveform (VCD, FST) of the program compiled without "
         "this option, or a .mlir file with tpu.timing_constraint operations",
     )  # fmt: skip
+    parser.add_argument(
+        "--no-fusion", action="store_true",
+        help="every addition in a loop nest of its own, its operands in DDR",
+    )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         "--dtype", choices=("int8", "fp16", "float32"), default="int8",
@@ -150,6 +154,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         dtype=options.dtype,
         activations=options.activations,
         timing=options.timing_constraints,
+        fuse=not options.no_fusion,
         keep_ir=levels,
     )
 

@@ -104,6 +104,14 @@ class _Assembly:
             for layer, value in (sram.data.items() if isinstance(sram, DictionaryAttr) else ())
             if isinstance(value, IntegerAttr)
         }
+        members = self.tpu.attributes.get("members")
+        nests = {
+            layer: value.data
+            for layer, value in (
+                members.data.items() if isinstance(members, DictionaryAttr) else ()
+            )
+            if isinstance(value, StringAttr)
+        }
         return Program(
             inputs=[
                 Port(name, shape_of(argument), _host_dtype(argument))
@@ -120,7 +128,7 @@ class _Assembly:
             tensors=self.tensors,
             steps=self.steps,
             sram_peak_bytes=_int(self.tpu, "sram_peak_bytes"),
-            layer_info=layer_bounds(self.main, self.weights, self.hardware, peaks),
+            layer_info=layer_bounds(self.main, self.weights, self.hardware, peaks, nests),
         )
 
     def _name_values(self) -> None:

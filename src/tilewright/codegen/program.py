@@ -147,7 +147,8 @@ class Program:
     Keys: `name`; `op`; `device` ("tpu" or "host"); `macs` (useful multiply-accumulates);
     `padded_cycles` (least cycles of the array, blocks padded to the array); `vector_cycles`
     (least of the vector unit); `min_ddr_bytes` (weights and parameters once, plus inputs read and
-    outputs written that cannot stay on the chip); `sram_bytes`; `reason` (host layers).
+    outputs written that cannot stay on the chip); `sram_bytes`; `reason` (host layers); `nest`: the
+    layer whose loop nest it runs in, "" if that is its own.
     """
 
     @property

@@ -281,7 +281,7 @@ def _layer_rows(
     streams: dict[str, list[Dispatched]],
     target: Hardware,
 ) -> list[LayerRow]:
-    """Merge the compiler's layers with the simulator's; a fused layer joins the one before it."""
+    """Merge the compiler's layers with the simulator's; fused ones join the layer of their nest."""
     measured: dict[str, tuple[int, dict[str, int]]] = {}
     base = 0
     for result in simulation.programs.values():
@@ -292,8 +292,13 @@ def _layer_rows(
         # What follows the last named instruction belongs to no layer, but to the whole.
         base += result.cycles
     groups: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    by_name: dict[str, list[dict[str, Any]]] = {}
     for row in info:
-        # Fused layers bring no transfers of their own.
+        nest = by_name.get(str(row.get("nest", "")))
+        if nest is not None:
+            nest.append(row)
+            continue
+        # Others without transfers of their own belong to the layer before.
         known = measured.get(str(row.get("name")))
         moves = known is not None and known[1]["ddr_bytes"] > 0
         on_chip = row.get("device") == "tpu"
@@ -301,6 +306,7 @@ def _layer_rows(
             groups[-1][1].append(row)
         else:
             groups.append((row, []))
+        by_name[str(row.get("name"))] = groups[-1][1]
     names = [[str(r.get("name")) for r in (head, *tail)] for head, tail in groups]
     spent = _time_spent(names, simulation)
     spans = [Spans() for _ in groups]

@@ -220,8 +220,8 @@ class Executor:
         Args:
             inputs: As for `run`.
             writers: Tensors written by the instructions of a layer; by default those whose `layer`
-                it is. They differ when layers are fused: the first names the instructions, the
-                last the tensor.
+                it is, or runs in its loop nest. A fused function has no instruction of its own:
+                then the first layer names the instructions, the last the tensor.
         """
         catcher = _Catcher(self, writers)
         for step in self.program.steps:
@@ -240,8 +240,10 @@ class _Catcher:
         self.by_layer: dict[str, list[TensorInfo]] = {}
         tensors = executor.program.tensors
         if writers is None:
+            nests = {row.get("name"): row.get("nest") for row in executor.program.layer_info}
             for tensor in tensors.values():
-                self.by_layer.setdefault(tensor.layer, []).append(tensor)
+                layer = nests.get(tensor.layer) or tensor.layer
+                self.by_layer.setdefault(layer, []).append(tensor)
         else:
             self.by_layer = {
                 layer: [tensors[name] for name in sorted(names) if name in tensors]

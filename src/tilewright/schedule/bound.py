@@ -26,7 +26,11 @@ _ELEMENTWISE = frozenset(("add", "sub", "mul", "min", "max", "div"))
 
 
 def layer_bounds(
-    main: func.FuncOp, weights: WeightStore, hardware: Hardware, sram_bytes: dict[str, int]
+    main: func.FuncOp,
+    weights: WeightStore,
+    hardware: Hardware,
+    sram_bytes: dict[str, int],
+    nests: dict[str, str],
 ) -> list[dict[str, Any]]:
     """Return one record a layer of a partitioned integer graph, in order (see `codegen.program`).
 
@@ -35,6 +39,7 @@ def layer_bounds(
         weights: its constants.
         hardware: the target.
         sram_bytes: SRAM use by layer, for the record.
+        nests: the layer in whose nest a layer runs, where that is another one; for the record.
     """
     records: list[dict[str, Any]] = []
     for op in main.body.block.ops:
@@ -53,6 +58,7 @@ def layer_bounds(
                 "min_ddr_bytes": least_ddr_bytes(op, weights, hardware) if device == "tpu" else 0,
                 "sram_bytes": sram_bytes.get(_text(op, "name"), 0),
                 "reason": _text(op, "host"),
+                "nest": nests.get(_text(op, "name"), ""),
             }
         )
     return records

@@ -82,6 +82,41 @@ def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) ->
     return form.blocks * rows * columns * vector + form.parts * hardware.vector_latency
 
 
+@dataclass(frozen=True)
+class JoinCost:
+    """What an elementwise operation on the results of a tile costs inside its nest."""
+
+    vector: float
+    """Cycles of the vector unit."""
+    stall: float
+    """Cycles the MAC array waits, both halves of its accumulators being full, and overheads."""
+
+
+def join_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> JoinCost:
+    """Return the cost of an operation that joins a second tensor to a tile, in place.
+
+    It follows the drain of every `join_blocks`; meanwhile the array fills the accumulators.
+    """
+    vector = max(1, words(hardware, form.columns * form.element_bytes))
+    block_rows = max(1, hardware.accumulator_rows // columns)
+    pieces = form.parts * ceil(form.part_blocks / join_blocks(hardware, rows, columns))
+    # Read and written in one bank, two words a vector.
+    work = 2 * form.blocks * rows * columns * vector + pieces * hardware.vector_latency
+    steps = form.kernel_steps * form.row_blocks
+    hidden = 2 * min(rows, block_rows) * columns * steps * pieces
+    overhead = (pieces - form.parts) * (hardware.mac_latency + form.rows)
+    return JoinCost(work, max(0, work - hidden) + overhead)
+
+
+def join_blocks(hardware: Hardware, rows: int, columns: int) -> int:
+    """Return the blocks of output channels that are drained before a second tensor is joined.
+
+    As many as the two halves of the accumulators hold, so that the array need not wait long.
+    """
+    block_rows = max(1, hardware.accumulator_rows // columns)
+    return max(1, 2 // ceil(rows / block_rows))
+
+
 @dataclass
 class NestCost:
     """Adds up what a nest costs; engines overlap except where a tile has one slot only."""

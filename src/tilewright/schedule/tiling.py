@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from tilewright.schedule.cost import NestCost, drain_cycles, mac_cycles, rates
+from tilewright.schedule.cost import NestCost, drain_cycles, join_cycles, mac_cycles, rates
 from tilewright.schedule.footprint import (
     ConvForm,
     activation_bytes,
@@ -57,6 +57,8 @@ class ConvProblem:
     group: int = 1
     table: bool = False
     """A lookup table is applied to the result."""
+    second: bool = False
+    """An elementwise operation joins a tensor of the result's shape to it."""
     batched_weights: bool = False
     """Every image has weights of its own: a product of two activations."""
     element_bytes: int = 1
@@ -123,6 +125,7 @@ class ConvTiling:
     input_slots: int = 1
     weight_slots: int = 1
     output_slots: int = 1
+    second_slots: int = 1
 
     def loops(self, problem: ConvProblem) -> list[TileLoop]:
         """Return all loops, outermost first, those of one iteration included."""
@@ -199,6 +202,12 @@ class ConvTiling:
                 self.output_slots,
             ),
         ]
+        if problem.second:
+            result = buffers[-1].size_bytes
+            buffers += [
+                TileBuffer("second", "input", result, self.second_slots),
+                TileBuffer("scalars", "scalar", parameter_bytes(hardware, 1), 1),
+            ]
         if problem.table:
             buffers.append(
                 TileBuffer("table", "table", align(TABLE_BYTES, hardware.sram_word_bytes), 1)
@@ -340,11 +349,20 @@ SLOTS = ((2, 2, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 2, 1), (1, 1
 """Slots of input, weights, output, most overlap first."""
 
 
+def _slot_choices(problem: ConvProblem) -> list[tuple[int, int, int, int]]:
+    """Return slots of input, weights, output and second operand, most overlap first."""
+    choices = [
+        (*slots, seconds) for slots in SLOTS for seconds in ((2, 1) if problem.second else (1,))
+    ]
+    return sorted(choices, key=lambda item: -sum(item))
+
+
 class _Search:
     def __init__(self, hardware: Hardware, problem: ConvProblem) -> None:
         self.hardware = hardware
         self.problem = problem
         self.rates = rates(hardware)
+        self.slots = _slot_choices(problem)
         self.found: list[tuple[float, float, int, ConvTiling]] = []
         self.smallest: tuple[int, ConvTiling] | None = None
 
@@ -400,26 +418,29 @@ class _Search:
         for weights_outer in [True, False] if self._order_matters(tiling) else [True]:
             ordered = replace(tiling, weights_outer=weights_outer)
             loops = ordered.loops(self.problem)
-            times = (
-                loads(loops, INPUT_LOOPS),
-                self._weight_loads(loops),
-                loads(loops, OUTPUT_LOOPS),
-            )
+            results = loads(loops, OUTPUT_LOOPS)
+            times = (loads(loops, INPUT_LOOPS), self._weight_loads(loops), results, results)
             shared = loads(loops, "go") > 1
             wanted = dict.fromkeys(
                 tuple(
                     min(slot, 2 if time > 1 else 1) for slot, time in zip(slots, times, strict=True)
                 )
-                for slots in SLOTS
+                for slots in self.slots
             )
-            for number, (inputs, weights, outputs) in enumerate(wanted):
-                slots = {"input": inputs, "weights": weights, "output": outputs, "table": 1}
+            for number, (inputs, weights, outputs, seconds) in enumerate(wanted):
+                slots = {"input": inputs, "weights": weights, "output": outputs, "second": seconds}
                 slots["parameters"] = weights if shared else 1
-                buffers = [TileBuffer(b.name, b.role, b.size_bytes, slots[b.name]) for b in single]
+                buffers = [
+                    TileBuffer(b.name, b.role, b.size_bytes, slots.get(b.name, 1)) for b in single
+                ]
                 if isinstance(place_packed(self.hardware, buffers), TileDoesNotFit):
                     continue
                 candidate = replace(
-                    ordered, input_slots=inputs, weight_slots=weights, output_slots=outputs
+                    ordered,
+                    input_slots=inputs,
+                    weight_slots=weights,
+                    output_slots=outputs,
+                    second_slots=seconds,
                 )
                 self._price(candidate, form, loops, times)
                 if number == 0:
@@ -444,7 +465,7 @@ class _Search:
         tiling: ConvTiling,
         form: ConvForm,
         loops: list[TileLoop],
-        times: tuple[int, int, int],
+        times: tuple[int, int, int, int],
     ) -> None:
         problem, hardware = self.problem, self.hardware
         cost = NestCost()
@@ -484,6 +505,12 @@ class _Search:
         size = tiling.rows * tiling.columns * out_channels * pixel_part * part["o"] * part["g"]
         size *= problem.output_bytes or problem.element_bytes
         cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates)
+        if problem.second:
+            cost.move(size, runs, times[3], tiling.second_slots > 1, self.rates)
+            join = join_cycles(hardware, form, tiling.rows, tiling.columns)
+            work = pixel_tiles * channel_tiles * pixel_part
+            cost.vector += join.vector * work
+            cost.mac += join.stall * work
         self.found.append((cost.cycles(tiles), cost.ddr_bytes, len(self.found), tiling))
 
 

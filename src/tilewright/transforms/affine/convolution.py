@@ -8,7 +8,8 @@ Each tile is loaded inside the innermost loop it changes with; loops of one iter
       affine.for %k ... {              // only if the reduction is split
         conv ins(x, w) outs(acc)
       }
-      requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y);  store y
+      requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y)
+      eltwise ins(y, z) outs(y);  store y        // z: a tile of another tensor in DDR
     }
 """
 
@@ -45,6 +46,19 @@ PARAMETERS = ("bias", "mult", "shift")
 
 
 @dataclass(frozen=True)
+class Join:
+    """An elementwise operation of the layer's result and another tensor in DDR."""
+
+    op: GenericOp
+    layer: str
+    other: SSAValue
+    """[n, oh, ow, o]."""
+    first: bool
+    """Whether the layer's result is the first operand."""
+    attributes: dict[str, Attribute]
+
+
+@dataclass(frozen=True)
 class ConvLayer:
     """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o].
 
@@ -70,6 +84,7 @@ class ConvLayer:
     lut: GenericOp | None = None
     lut_table: SSAValue | None = None
     lut_layer: str = ""
+    join: Join | None = None
 
 
 @dataclass
@@ -111,6 +126,8 @@ class ConvNest:
             self._start()
         if depth == self._depth(INPUT_LOOPS):
             self._load_input()
+        if depth == self._depth(OUTPUT_LOOPS) and self.work.join is not None:
+            self._load_second(self.work.join)
         if depth < len(self.active):
             loop = self.active[depth]
             with self.nest.loop(loop.size, loop.step) as index:
@@ -227,16 +244,32 @@ class ConvNest:
 
     # Compute
 
+    def _result_shape(self) -> list[int]:
+        tiling = self.work.tiling
+        return [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
+
     def _start(self) -> None:
-        nest, tiling = self.nest, self.work.tiling
+        nest = self.nest
         _, count = self._channels(output=True)
         sizes = [self._rows(), self._columns(), count]
-        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
         element = accumulator_of(element_of(self.work.x))
-        tile = nest.alloc(shape, element, "accumulator", 1, ACCUMULATORS)
+        tile = nest.alloc(self._result_shape(), element, "accumulator", 1, ACCUMULATORS)
         used = nest.view(tile, [0] * 3, sizes)
         nest.fill(0, used)
         self.tiles["acc"] = used
+
+    def _load_second(self, join: Join) -> None:
+        """Load what is joined to the results; early, so that it is there when they are."""
+        nest, problem, sizes = self.nest, self.work.problem, self.tiles["acc"].sizes
+        start, _ = self._channels(output=True)
+        spans = [
+            Span(self.at["h"], sizes[0], problem.out_rows),
+            Span(self.at["w"], sizes[1], problem.out_columns),
+            Span(start, sizes[2], problem.out_channels),
+        ]
+        slots = self.work.tiling.second_slots
+        tile = nest.alloc(self._result_shape(), element_of(join.other), "input", slots)
+        self.tiles["second"] = load(nest, view_of(join.other), [self.at["n"]], spans, tile)
 
     def _reduce(self) -> None:
         problem, tiling = self.work.problem, self.work.tiling
@@ -284,8 +317,8 @@ class ConvNest:
     def _finish(self) -> None:
         nest, work, tiling = self.nest, self.work, self.work.tiling
         acc = self.tiles["acc"]
-        shape = [tiling.rows, tiling.columns, tiling.groups * tiling.out_channels]
-        tile = nest.alloc(shape, element_of(work.y), "output", tiling.output_slots)
+        element = element_of(work.y)
+        tile = nest.alloc(self._result_shape(), element, "output", tiling.output_slots)
         used = nest.view(tile, [0] * 3, acc.sizes)
         identity = AffineMap.identity(3)
         along = table(3, [dims(3)[2]])
@@ -297,6 +330,13 @@ class ConvNest:
         if work.lut is not None:
             nest.layer = work.lut_layer
             emit_lookup(nest, work.lut, used, self.tiles["table"], used)
+            nest.layer = work.layer
+        if work.join is not None:
+            nest.layer = work.join.layer
+            pair = [(used, identity), (self.tiles["second"], identity)]
+            inputs = pair if work.join.first else pair[::-1]
+            body = bodies.plain(work.join.op)
+            nest.generic("eltwise", inputs, (used, identity), body, work.join.attributes)
             nest.layer = work.layer
         start, _ = self._channels(output=True)
         starts = [self.at["h"], self.at["w"], start]

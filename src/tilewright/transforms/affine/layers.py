@@ -27,7 +27,8 @@ from tilewright.ir.context import CompileContext
 from tilewright.schedule.tiling import Choice, ConvProblem, ConvTiling, choose_conv
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine import bodies, moves, vector
-from tilewright.transforms.affine.convolution import ConvLayer, ConvNest
+from tilewright.transforms.affine.convolution import ConvLayer, ConvNest, Join
+from tilewright.transforms.affine.fusion import Joining, find_joining, joined
 from tilewright.transforms.affine.nest import Constants, Nest
 from tilewright.transforms.affine.segment import (
     PASS,
@@ -57,15 +58,19 @@ INEXACT = ("exp",)
 class Segment:
     """The work on one `@tpu_k`."""
 
-    def __init__(self, context: CompileContext, target: Hardware, function: func.FuncOp) -> None:
+    def __init__(
+        self, context: CompileContext, target: Hardware, function: func.FuncOp, fuse: bool
+    ) -> None:
         self.context = context
         self.target = target
         self.function = function
+        self.fuse = fuse
         self.added: list[str] = []
         """Constants that became arguments: scalar requantisations, one value a channel."""
         self._scalars: dict[GenericOp, tuple[SSAValue, ...]] = {}
         self._fused: set[Operation] = set()
         self._returned: set[SSAValue] = set()
+        self._order = {op: at for at, op in enumerate(function.body.block.ops)}
 
     def build(self) -> func.FuncOp:
         """Return the function on memrefs; the old one is left as it is.
@@ -225,6 +230,19 @@ class Segment:
             result = producer.results[0]
         source, pad = _unpadded(reduce)
         problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
+        joining = self._joining(result, op, layer)
+        if joining is not None:
+            wider, reason = joined(self.target, problem, joining)
+            if wider is None:
+                self._apart(joining.op, layer, reason)
+                joining = None
+            else:
+                problem, producer = wider, joining.op
+                result = producer.results[0]
+                self._fused.add(producer)
+                self.context.decide(
+                    text(producer, "layer"), PASS, True, f"joins the nest of {layer}"
+                )
         tiling = self._choose(buffers, layer, problem)
         parameters = self._scalars.get(op) or tuple(buffers.of(v) for v in op.inputs[1:4])
         low = values_of(pad.static_low) if pad is not None else (0, 0, 0, 0)
@@ -256,8 +274,32 @@ class Segment:
                 lut,
                 buffers.of(vector.table_of(lut)) if lut is not None else None,
                 text(lut, "layer") if lut is not None else "",
+                None
+                if joining is None
+                else Join(
+                    joining.op,
+                    text(joining.op, "layer"),
+                    nest.reshape(buffers.of(joining.other), y_shape),
+                    joining.first,
+                    vector.scalars(joining.op),
+                ),
             ),
         ).emit()
+
+    def _joining(self, result: SSAValue, op: GenericOp, layer: str) -> Joining | None:
+        """Return the elementwise operation that could be part of the nest that makes `result`."""
+        if not self.fuse or result in self._returned:
+            return None
+
+        def log(user: GenericOp, reason: str) -> None:
+            self._apart(user, layer, reason)
+
+        return find_joining(result, self._order[op], self._order, log)
+
+    def _apart(self, user: GenericOp, layer: str, reason: str) -> None:
+        self.context.decide(
+            text(user, "layer"), PASS, False, f"does not join the nest of {layer}: {reason}"
+        )
 
     def _code_end(
         self, op: GenericOp

@@ -14,7 +14,8 @@ After, one loop nest a layer (docs/concepts/machine.md, "Conventions of the affi
       ...
 
 A requantisation belongs to the nest of the reduction it finishes, and so does a lookup that is the
-only user of its result. Reshapes are other views of the same buffer.
+only user of its result. So does, with `fuse`, an elementwise operation of that result and a tensor
+made earlier (a residual addition). Reshapes are other views of the same buffer.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from tilewright.transforms.affine.layers import Segment, stored_type
 
 @dataclass(frozen=True)
 class TileAndBufferizePass(ModulePass):
-    """Tile the linalg level for the target's SRAM.
+    """Tile the linalg level for the target's SRAM; without `fuse` every addition has its own nest.
 
     Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
     last arguments; `arg_names` names all arguments and `result_names` the results. A module without
@@ -50,6 +51,7 @@ class TileAndBufferizePass(ModulePass):
     """
 
     name = "tile-and-bufferize"
+    fuse: bool = True
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
@@ -65,7 +67,7 @@ class TileAndBufferizePass(ModulePass):
             return
         if context.target is None:
             raise TilewrightError("E0201", "tiling needs a target", [], "give --hardware-config")
-        _Module(context, context.target, op, functions).run()
+        _Module(context, context.target, op, functions, self.fuse).run()
 
 
 def _on_chip(function: func.FuncOp) -> bool:
@@ -85,6 +87,7 @@ class _Module:
     target: Hardware
     module: ModuleOp
     functions: list[func.FuncOp]
+    fuse: bool
 
     def run(self) -> None:
         replaced: list[func.FuncOp] = []
@@ -92,7 +95,7 @@ class _Module:
         for function in self.functions:
             name = function.sym_name.data
             if _on_chip(function):
-                segment = Segment(self.context, self.target, function)
+                segment = Segment(self.context, self.target, function, self.fuse)
                 replaced.append(segment.build())
                 added[name] = segment.added
             elif name == "main" and function.body.blocks:

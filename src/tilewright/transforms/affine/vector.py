@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from math import prod
 
@@ -21,6 +22,7 @@ from tilewright.schedule.box import (
     choose_box,
 )
 from tilewright.schedule.permutation import MAX_RANK, merged_permutation
+from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
 from tilewright.transforms.affine import bodies
 from tilewright.transforms.affine.box import BoxNest, BoxTensor, Compute
@@ -114,25 +116,19 @@ def merged_shape(
     return sizes, spans
 
 
-def emit_elementwise(
-    buffers: Buffers,
-    op: GenericOp,
-    kind: str,
-    inputs: Sequence[SSAValue],
-    attributes: dict[str, Attribute],
-    values: SSAValue | None = None,
-) -> None:
-    """Append the nest of an operation that writes each element once; `values` is a table."""
+def _elementwise_problem(
+    hardware: Hardware, op: GenericOp, inputs: Sequence[SSAValue], table: bool
+) -> tuple[list[int], list[list[bool]], BoxProblem]:
+    """Return merged sizes, which of them each operand spans, and what the tiler is asked."""
     result = op.results[0]
-    shape = tensor_shape(result)
     size_bytes = item_bytes(result)
     sizes, spans = merged_shape(
-        shape,
+        tensor_shape(result),
         [tensor_shape(value) for value in inputs],
-        max(1, buffers.hardware.sram_word_bytes // size_bytes),
+        max(1, hardware.sram_word_bytes // size_bytes),
     )
     cut = max(0, len(sizes) - 3)
-    outer, inner = sizes[:cut], sizes[cut:]
+    inner = sizes[cut:]
     operands = [
         BoxOperand(
             role,
@@ -147,10 +143,34 @@ def emit_elementwise(
     problem = BoxProblem(
         tuple(inner),
         tuple(operands),
-        outer=prod(outer),
-        parameters=values is None,
-        table=values is not None,
+        outer=prod(sizes[:cut]),
+        parameters=not table,
+        table=table,
     )
+    return sizes, spans, problem
+
+
+def elementwise_cycles(hardware: Hardware, op: GenericOp) -> float:
+    """Return the estimated cycles of an elementwise layer in a nest of its own."""
+    *_, problem = _elementwise_problem(hardware, op, list(op.inputs), table=False)
+    choice = choose_box(hardware, problem)
+    return choice.cycles if isinstance(choice, BoxChoice) else math.inf
+
+
+def emit_elementwise(
+    buffers: Buffers,
+    op: GenericOp,
+    kind: str,
+    inputs: Sequence[SSAValue],
+    attributes: dict[str, Attribute],
+    values: SSAValue | None = None,
+) -> None:
+    """Append the nest of an operation that writes each element once; `values` is a table."""
+    result = op.results[0]
+    sizes, spans, problem = _elementwise_problem(buffers.hardware, op, inputs, values is not None)
+    operands, inner = problem.operands, problem.sizes
+    cut = len(sizes) - len(inner)
+    outer = sizes[:cut]
     layer = text(op, "layer")
     tiling = choose(buffers, layer, problem)
     sources = [

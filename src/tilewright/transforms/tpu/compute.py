@@ -168,6 +168,8 @@ class Compute:
             raw=value_bytes(target) == 4,
         )
         function, clamp = attr_str(op, "function"), clamp_of(op)
+        user = self.nests.joining_of(op)
+        join = self._join(user) if user is not None else None
 
         def run() -> None:
             view = self.values[bias]
@@ -179,8 +181,9 @@ class Compute:
                 form = self.forms.of_output(self.nests.reduction_of(acc), view.sizes[-1])
                 end = emit_conv.HalfEnd(function, clamp, form.blocks)
             emit_conv.requantise(
-                self.emitter, self.values[acc], parameters, id(parameters), self.values[target], end
-            )
+                self.emitter, self.values[acc], parameters, id(parameters), self.values[target],
+                end, join,
+            )  # fmt: skip
             # Keep the tile alive: its identity is the key of what the registers hold.
             self.nests.keep.append(parameters)
 
@@ -208,18 +211,42 @@ class Compute:
 
         return run
 
+    def _join(self, op: GenericOp) -> Callable[[int, int], None]:
+        """Return what emits an elementwise op on some channels of freshly drained tiles."""
+        emit = self._elementwise(op)
+        operands, layer = (*op.inputs, op.outputs[0]), layer_of(op)
+
+        def run(first: int, count: int) -> None:
+            self.emitter.layer = layer
+            emit([channels_of(self.values[value], first, count) for value in operands])
+
+        return run
+
     def _eltwise(self, op: GenericOp) -> Thunk:
         operands = [*op.inputs, op.outputs[0]]
-        if len(op.inputs) == 1:
-            operands.insert(1, operands[0])
+        emit = self._elementwise(op)
+
+        def run() -> None:
+            views = [self.values[value] for value in operands]
+            tile = views[-1].buffer
+            assert isinstance(tile, Tile)
+            # Of drained tiles it was emitted with the drains.
+            if not tile.drains:
+                emit(views)
+
+        return run
+
+    def _elementwise(self, op: GenericOp) -> Callable[[list[View]], None]:
+        """Return what emits an elementwise op on views of its operands and its result."""
         function = attr_str(op, "function")
         plain = function in ("max", "min") and value_bytes(op.outputs[0]) == 1
         rescale = None if plain else output_of(op)
         scalars = None if plain else self.nests.scalar_tile(op)
 
-        def run() -> None:
-            views = [self.values[value] for value in operands]
+        def run(views: list[View]) -> None:
             counts, steps = loops_of(op, views)
+            if len(views) == 2:
+                views, steps = [views[0], *views], [steps[0], *steps]
             emit_vector.eltwise(
                 self.emitter, function, views[0], views[1], views[2],
                 (steps[0], steps[1], steps[2]), counts, rescale, scalars,
@@ -289,6 +316,12 @@ def loops_of(op: GenericOp, views: list[View]) -> tuple[list[int], list[list[int
                 dims.append(None)
         steps.append(emit_vector.operand_steps(view, dims, rank))
     return counts, steps
+
+
+def channels_of(view: View, first: int, count: int) -> View:
+    """Return some channels of a tile view [h, w, c]."""
+    *outer, _ = view.sizes
+    return View(view.buffer, view.offset + first, (*outer, count), view.strides)
 
 
 def clamp_of(op: GenericOp) -> tuple[float, float]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import ceil
 
 from tilewright.diagnostics import TilewrightError
+from tilewright.schedule.cost import join_blocks
 from tilewright.schedule.footprint import ConvForm
 from tilewright.spec.isa import BY_NAME, DTYPES, FUNCTIONS
 from tilewright.transforms.tpu.emitter import Emitter
@@ -93,6 +95,18 @@ def _chunks(form: ConvForm, limit: int) -> list[_Chunk]:
         for part in range(form.parts)
         for first in range(0, form.part_blocks, limit)
     ]
+
+
+def _pieces(
+    emitter: Emitter, form: ConvForm, limit: int, out: View, fine: bool
+) -> Iterator[tuple[_Chunk, _Chunk]]:
+    """Yield chunks of blocks and their pieces: `fine` ones if more follows every drain."""
+    for chunk in _chunks(form, limit):
+        rows, columns, _ = out.sizes
+        step = join_blocks(emitter.hardware, rows, columns) if fine else chunk.count
+        for first in range(chunk.first, chunk.first + chunk.count, step):
+            count = min(step, chunk.first + chunk.count - first)
+            yield chunk, _Chunk(chunk.part, first, count)
 
 
 def _block_rows(emitter: Emitter, out_h: int, out_w: int) -> int:
@@ -193,8 +207,12 @@ def requantise(
     key: object,
     target: View,
     end: CodeEnd | HalfEnd,
+    join: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Issue what is left of the reduction on `acc_view`, and the drains into `target`."""
+    """Issue what is left of the reduction on `acc_view`, and the drains into `target`.
+
+    `join` is called after the drains of a few blocks, with their first channel and the channels.
+    """
     acc, out = acc_view.buffer, target.squeezed(3)
     assert isinstance(acc, Accumulator)
     tile = out.buffer
@@ -205,15 +223,19 @@ def requantise(
     row, pixel, _ = tile_strides(out)
     stride = BY_NAME["vec_drain"].field["ob_stride"]
     blocks = emitter.blocks if form.columns * tile.item_bytes <= stride.high else 1
-    for chunk in _chunks(form, blocks):
+    for chunk, piece in _pieces(emitter, form, blocks, out, join is not None and not acc.chunks):
         emitter.layer = work.layer
         fields = end.fields(
             emitter, key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
         )
-        mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, chunk, accumulate=False)
+        # The parameters of the whole chunk are resident; the piece starts inside.
+        for name in ("param", "v"):
+            if name in fields:
+                fields[name] += piece.first - chunk.first
+        mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, piece, accumulate=False)
         mac.fields["push"] = 1
-        blocks = chunk.count * ceil(mac.fields["out_h"] / mac.fields["block_rows"])
-        channel = chunk.part * form.part_out_channels + chunk.first * form.columns
+        blocks = piece.count * ceil(mac.fields["out_h"] / mac.fields["block_rows"])
+        channel = piece.part * form.part_out_channels + piece.first * form.columns
         tile.drains.append(len(emitter.program))
         emitter.add(
             "vec_drain",
@@ -224,15 +246,18 @@ def requantise(
             out_h=mac.fields["out_h"],
             out_w=mac.fields["out_w"],
             block_rows=mac.fields["block_rows"],
-            oc_blocks=chunk.count,
+            oc_blocks=piece.count,
             cols=mac.fields["cols"],
             cols_last=mac.fields["cols_last"],
             oy_stride=row if out.sizes[0] > 1 else 0,
             ox_stride=pixel if out.sizes[1] > 1 else 0,
-            ob_stride=form.columns * tile.item_bytes if chunk.count > 1 else 0,
+            ob_stride=form.columns * tile.item_bytes if piece.count > 1 else 0,
             **fields,
         )
         emitter.half = (mac.fields["m_half"] + blocks) % 2
+        if join is not None:
+            first, last = (piece.count - 1) * form.columns, mac.fields["cols_last"]
+            join(channel, first + last)
     acc.chunks.clear()
     acc.pending = None
 

@@ -7,7 +7,8 @@ affine level"). After: `tpu.program @tpu_k`, and on the module
 - `workspace_bytes`, `sram_peak_bytes`;
 - `tensors = {name = {offset, shape}}`: where every DDR tensor lies in the workspace. Tensors that
   are not alive together share bytes;
-- `sram_bytes = {layer = bytes}`.
+- `sram_bytes = {layer = bytes}`;
+- `members = {layer = layer}`: layers that run in the nest of another one.
 
 On each program `written = {tensor = index}`: the instruction after which the tensor is complete.
 Every instruction touches addresses only; the order between engines is derived from them
@@ -268,6 +269,13 @@ class _Lowering:
                 peaks[layer] = max(peaks.get(layer, 0), size)
         attributes["sram_bytes"] = DictionaryAttr(
             {layer: IntegerAttr(size, i64) for layer, size in peaks.items()}
+        )
+        attributes["members"] = DictionaryAttr(
+            {
+                member: StringAttr(layer)
+                for nests in self.nests.values()
+                for member, layer in nests.members.items()
+            }
         )
 
 

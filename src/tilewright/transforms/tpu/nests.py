@@ -149,6 +149,8 @@ class Nests:
     """Largest SRAM use of any nest."""
     peaks: dict[str, int] = field(default_factory=dict[str, int])
     """SRAM bytes of every layer's nest."""
+    members: dict[str, str] = field(default_factory=dict[str, str])
+    """Layers that run in the nest of another layer, by name."""
     _implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
     _filled: set[int] = field(default_factory=set[int])
 
@@ -166,6 +168,18 @@ class Nests:
             if isinstance(user, GenericOp) and attr_str(user, "kind") in ("conv", "sum"):
                 return user
         raise TilewrightError("E0501", "an accumulator is requantised but never written")
+
+    def joining_of(self, requant: GenericOp) -> GenericOp | None:
+        """Return the elementwise op that works in place on the results of a requantisation."""
+        base = root(requant.outputs[0])
+        for user in users(base):
+            if (
+                isinstance(user, GenericOp)
+                and attr_str(user, "kind") == "eltwise"
+                and root(user.outputs[0]) is base
+            ):
+                return user
+        return None
 
     def _user(self, value: SSAValue, kinds: tuple[str, ...], operand: int) -> GenericOp:
         base = root(value)
@@ -229,7 +243,9 @@ class Nests:
             for tile in tiles[1:]:
                 parent[find(tile)] = find(tiles[0])
             if attr_str(op, "kind") == "eltwise" and len(op.inputs) > 1:
-                self.second_inputs.add(root(op.inputs[1]))
+                # In the nest of a convolution the one that is loaded, else the second.
+                swapped = root(op.inputs[1]) is root(op.outputs[0])
+                self.second_inputs.add(root(op.inputs[0 if swapped else 1]))
         groups: dict[SSAValue, list[memref.AllocOp]] = {}
         for op in allocs:
             groups.setdefault(find(op.memref), []).append(op)
@@ -277,6 +293,9 @@ class Nests:
         used = sum(b.slots * align(b.size_bytes, word) for b in buffers)
         self.peak_bytes = max(self.peak_bytes, used)
         self.peaks[layer] = max(self.peaks.get(layer, 0), used)
+        for op in generics:
+            if (member := attr_str(op, "layer")) != layer:
+                self.members[member] = layer
         sizes = {b.name: b.size_bytes for b in buffers}
         for index, op in enumerate(allocs):
             if str(index) in placed:
