@@ -432,8 +432,9 @@ class _Job:
             try:
                 objects += pool.map(unit, units)
             finally:
-                # Of one that failed, or when this was interrupted: the pool waits for the others.
-                self.children.end()
+                # One failed, or this was interrupted: the pool waits for the others.
+                if len(objects) < len(units):
+                    self.children.end()
         command = [*compiler, *objects, *link, "-o", "library.so"]
         said = self._run("the linker", command)
         made = self.folder / "library.so"

@@ -21,6 +21,9 @@ class Children:
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
+        self._ended = False
+        self._lock = threading.Lock()
+        """Between a start and `end`: what starts during `end` would be missed."""
 
     def run(
         self, command: Sequence[str], folder: Path, environment: Mapping[str, str]
@@ -28,13 +31,16 @@ class Children:
         """Return the exit code and all that was said.
 
         Raises:
-            OSError: the program cannot be started.
+            OSError: the program cannot be started; InterruptedError after `end`.
         """
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, text=True, errors="replace",
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        )  # fmt: skip
-        self._running.add(process)
+        with self._lock:
+            if self._ended:
+                raise InterruptedError
+            process = subprocess.Popen(
+                command, cwd=folder, env=environment, text=True, errors="replace",
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            self._running.add(process)
         try:
             said, _ = process.communicate()
         finally:
@@ -44,13 +50,17 @@ class Children:
         return process.returncode, said
 
     def end(self) -> None:
-        """End all that still run."""
-        for process in tuple(self._running):
-            _end(process)
+        """End all that still run, and start none any more."""
+        with self._lock:
+            self._ended = True
+            for process in tuple(self._running):
+                _end(process)
 
 
 def _end(process: subprocess.Popen[str]) -> None:
     """End a program and what it started: a compiler is the driver of others."""
+    if process.returncode is not None:
+        return  # its number may be another's by now
     for pid in (process.pid, *_descendants(process.pid)):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
