@@ -35,7 +35,7 @@ def test_a_measured_report(
 ) -> None:
     path = waveform(package, tmp_path, period=6000)
     command = ["simulate", str(package), "--timing-report", "--waveform", str(path)]
-    assert main([*command, "--json", "--quiet"]) == 0
+    assert main([*command, "--json", "--quiet"]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     # tiny8 runs at 200 MHz.
     assert found["clock"] == {
@@ -44,7 +44,7 @@ def test_a_measured_report(
     assert found["source"] == "run.vcd"
     assert found["nanoseconds"] == found["cycles"] * 6
     assert found["chain"]
-    assert main(command) == 0
+    assert main(command) == 1
     text = capsys.readouterr()
     assert "MISSED by 1,000.0 ps" in text.out
     # The made-up waveform shows neither chip nor code.

@@ -231,3 +231,15 @@ def test_own_modules(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--run", "/nowhere/x.tpuasm"]) == 1
     assert "E0701" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--faults", "--target", "edge16"], ["--faults", "--count", "1"], ["--faults", "--seed", "2"],
+     ["--run", "x.tpuasm", "--target", "edge16"], ["--run", "x.tpuasm", "--profile", "dma"]],
+)  # fmt: skip
+def test_what_would_be_ignored_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert f"{arguments[2]} has no effect with {arguments[0]}" in capsys.readouterr().err

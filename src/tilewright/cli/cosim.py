@@ -35,7 +35,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="modules of yours (*.sv, *.v): in place of ours of the same name, or added",
     )  # fmt: skip
     parser.add_argument(
-        "--segment", metavar="NAME", help="only this program (tpu_0, ...) runs on the RTL"
+        "--segment",
+        metavar="NAME",
+        help="only this program (tpu_1, ...; `tilewright inspect` lists them) runs on the RTL",
     )
     parser.add_argument("--max-cycles", type=int, metavar="N", help="give up after N cycles")
     parser.add_argument(

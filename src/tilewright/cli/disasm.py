@@ -14,7 +14,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     parser.add_argument("package", type=Path, help="the .tpupkg file, or a .bin image")
     parser.add_argument("--layer", help="only the instructions of this layer")
-    parser.add_argument("--step", help="only this program (tpu_0, ...)")
+    parser.add_argument(
+        "--step", help="only this program (tpu_1, ...; `tilewright inspect` lists them)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -32,7 +32,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--scope", default="", metavar="PATH", help="the chip's scope in the waveform (searched)"
     )
     timing.add_argument(
-        "--deadline-us", type=float, metavar="T", help="time allowed, in microseconds"
+        "--deadline-us",
+        type=float,
+        metavar="T",
+        help="time allowed, in microseconds; exit code 1 when it or the clock is missed",
     )
     parser.add_argument("--seed", type=int, default=0, help="functional: seed of the inputs")
 
@@ -127,9 +130,9 @@ def _timing(options: argparse.Namespace) -> int:
             print(f"warning: {report.warning}", file=sys.stderr)
     if options.json:
         print_json([report.to_json() for report in reports])
-        return 0
-    print("\n".join(line for report in reports for line in report.lines()))
-    return 0
+    else:
+        print("\n".join(line for report in reports for line in report.lines()))
+    return 0 if all(report.met for report in reports) else 1
 
 
 def _functional(options: argparse.Namespace) -> int:

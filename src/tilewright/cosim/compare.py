@@ -22,7 +22,14 @@ from tilewright.sim.retire import CycleResult, RetireLog
 from tilewright.sim.state import SRAM_RESET, State
 from tilewright.spec.access import MAX_RUNS, Access, accesses
 from tilewright.spec.hardware import Hardware
-from tilewright.spec.program import ENGINE_NAMES, Dispatched, Instr, as_program, sequence
+from tilewright.spec.program import (
+    ADDRESSES,
+    ENGINE_NAMES,
+    Dispatched,
+    Instr,
+    as_program,
+    sequence,
+)
 
 Bytes = npt.NDArray[np.uint8]
 Tables = list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]
@@ -156,9 +163,13 @@ def _named(item: Dispatched | None, position: int) -> str:
 
 
 def _assembly(item: Dispatched | None) -> str:
+    """Return what the engine saw: registers are in the addresses already."""
     from tilewright.codegen.assembler import format_instruction
 
-    return format_instruction(Instr(item.name, item.fields)) if item else ""
+    if item is None:
+        return ""
+    added = {register: 0 for _, register in ADDRESSES[item.name]}
+    return format_instruction(Instr(item.name, {**item.fields, **added}))
 
 
 @dataclass

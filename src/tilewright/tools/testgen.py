@@ -47,14 +47,13 @@ def build_parser() -> ToolParser:
     """Return the parser."""
     parser = ToolParser("tpu-mlir-testgen", DESCRIPTION)
     add = parser.add_argument
-    add("--target", metavar="TARGET", default="tiny8", help="chip: name or YAML file (tiny8)")
+    add("--target", metavar="TARGET", help="chip: name or YAML file (default tiny8)")
     add("--count", type=int, metavar="N", help="programs a profile (default 50)")
-    add("--seed", type=int, metavar="N", default=1, help="first seed (default 1)")
+    add("--seed", type=int, metavar="N", help="first seed (default 1)")
     add(
         "--profile",
         metavar="NAME,...",
-        default="mixed",
-        help="mixed, dma, mac, vector, control, contention, address, saturation, or all",
+        help="mixed (default), dma, mac, vector, control, contention, address, saturation, or all",
     )
     add(
         "--test-stall-pattern",
@@ -358,6 +357,10 @@ def _faults(options: Any, note: Callable[[str], None]) -> int:
             print(f"{row['fault']:2} {row['name']:16} {state:11} {where}{text}", flush=True)
     if options.json:
         print(json.dumps({"good": good, "faults": rows}, indent=1))
+    else:
+        caught = sum(row["good"] for row in rows[1:])
+        print(f"{caught} of {len(rows) - 1} faults caught; clean chip: "
+              f"{'passes' if rows[0]['good'] else 'FALSE ALARM'}")  # fmt: skip
     return 0 if good else 1
 
 
@@ -394,6 +397,21 @@ def _check_output(folder: Path) -> None:
         ) from error  # fmt: skip
 
 
+def _defaults(options: Any) -> None:
+    """Fill in what was not asked for; refuse what would be ignored."""
+    suite = ("target", "count", "seed", "profile", "test_stall_pattern", "backends", "output")
+    fixed = {"faults": suite, "run": ("target", "count", "seed", "profile", "test_stall_pattern")}
+    for mode, ignored in fixed.items():
+        for name in ignored if getattr(options, mode) else ():
+            if getattr(options, name) is not None:
+                flag = name.replace("_", "-")
+                own = "the standard suite has" if mode == "faults" else "the written test has"
+                raise UsageError("E0702", f"--{flag} has no effect with --{mode}: {own} its own")
+    for name, value in (("target", "tiny8"), ("seed", 1), ("profile", "mixed")):
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+
+
 def _sources(options: Any) -> tuple[Path, ...] | None:
     if not options.rtl:
         return None
@@ -414,6 +432,7 @@ def run(argv: list[str]) -> int:
             raise UsageError("E0702", f"`--{name} {value}`: it must be 0 or more")
         if value is not None and value > MOST:
             raise UsageError("E0702", f"`--{name} {value}`: it must be {MOST} or less")
+    _defaults(options)
     _profiles(options)
     backends, sources = _backends(options.backends, options.rtl), _sources(options)
     if options.faults:

@@ -219,6 +219,12 @@ class TimingReport:
         return self.cycles * self.clock.period_fs / 1e6
 
     @property
+    def met(self) -> bool:
+        """Whether nothing that was asked for is missed: the clock's period, the deadline."""
+        slack, left = self.clock.slack_fs, self.deadline_slack_us
+        return (slack is None or slack >= 0) and (left is None or left >= 0)
+
+    @property
     def deadline_slack_us(self) -> float | None:
         """Microseconds left to the deadline; negative: missed."""
         return None if self.deadline_us is None else self.deadline_us - self.nanoseconds / 1e3
