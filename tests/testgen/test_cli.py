@@ -242,4 +242,4 @@ def test_what_would_be_ignored_is_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert f"{arguments[2]} has no effect with {arguments[0]}" in capsys.readouterr().err
+    assert f"{arguments[-2]} has no effect with {arguments[0]}" in capsys.readouterr().err
