@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from math import ceil
@@ -11,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.cosim.support import needs_verilator
 from tests.rtl.core import bench, model
 from tests.rtl.core.programs import MAC, REGISTERS, VEC, Random, dma, mac, semaphore, vec
 from tilewright.rtl.faults import FAULTS
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Instr, encode_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("verilator") is None or shutil.which("g++") is None,
-    reason="needs Verilator and g++",
-)
+pytestmark = needs_verilator
 
 LIMIT = 100_000
 HALT = Instr("halt")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.cosim.support import needs_verilator
 from tests.unit.sim_programs import conv_case, pipeline
 from tilewright.cosim.driver import RtlResult, RtlSimulator
 from tilewright.diagnostics import TilewrightError
@@ -17,10 +17,7 @@ from tilewright.sim.state import SRAM_RESET
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import ENGINE_NAMES, Instr, encode_program
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("verilator") is None or shutil.which("g++") is None,
-    reason="needs Verilator and g++",
-)
+pytestmark = needs_verilator
 
 TARGETS = ["tiny8", pytest.param("edge16", marks=pytest.mark.slow)]
 CASES: dict[str, dict[str, Any]] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -10,17 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cosim.support import needs_verilator
 from tests.rtl.dma import bench, programs
 from tests.rtl.dma.model import Channel, Job, Memory
+from tests.rtl.tools import build_runtime
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.sim.state import State
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.isa import BY_NAME
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("verilator") is None or shutil.which("g++") is None,
-    reason="needs Verilator and g++",
-)
+pytestmark = needs_verilator
 
 SCHEDULE_CYCLES = 20_011
 """Long enough that denials do not repeat in step with anything."""
@@ -61,7 +59,7 @@ def _targets() -> dict[str, Hardware]:
 def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bench]:
     """Return a function that builds a target's harness once."""
     built: dict[str, Bench] = {}
-    runtime = bench.build_runtime(tmp_path_factory.mktemp("runtime"))
+    runtime = build_runtime(tmp_path_factory.mktemp("runtime"))
 
     def get(name: str) -> Bench:
         if name not in built:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from collections.abc import Callable
 from itertools import zip_longest
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cosim.support import needs_verilator
 from tests.rtl.mac import bench, model
 from tests.rtl.mac.bench import Bench, Job, Seen
 from tests.rtl.mac.programs import Programs
@@ -19,10 +19,7 @@ from tilewright.rtl.package import sv_package
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import DEFAULTS
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("verilator") is None or shutil.which("g++") is None,
-    reason="needs Verilator and g++",
-)
+pytestmark = needs_verilator
 
 
 def _changed(name: str, base: str, **changes: object) -> Hardware:

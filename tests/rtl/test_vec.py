@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
@@ -10,16 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.cosim.support import needs_verilator
 from tests.random_targets import random_target
+from tests.rtl.tools import build_runtime, call
 from tests.rtl.vec import bench, contract
 from tests.rtl.vec.programs import Builder, Scenario, random_scenario
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.spec.hardware import Hardware, load_target
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("verilator") is None or shutil.which("g++") is None,
-    reason="needs Verilator and g++",
-)
+pytestmark = needs_verilator
 
 Bench = tuple[Hardware, Path]
 Build = Callable[[str], Bench]
@@ -53,7 +51,7 @@ def _targets() -> dict[str, Hardware]:
 def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     """Return a function that builds a target's bench once."""
     built: dict[str, Bench] = {}
-    runtime = bench.build_runtime(tmp_path_factory.mktemp("runtime"))
+    runtime = build_runtime(tmp_path_factory.mktemp("runtime"))
 
     def get(name: str) -> Bench:
         if name not in built:
@@ -144,14 +142,14 @@ def test_no_warning_without_faults(name: str, tmp_path: Path) -> None:
     hardware = _targets().get(name) or load_target(name)
     sources = bench.write_package(hardware, tmp_path, faults=False)
     options = ("verilator", "--lint-only", "-Wall", "--top-module", "tw_vec")
-    bench.call([*options, bench.HERE / "waivers.vlt", *sources], tmp_path)
+    call([*options, bench.HERE / "waivers.vlt", *sources], tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_random_chips(seed: int, tmp_path: Path) -> None:
     hardware = random_target(seed)
-    program = bench.build(hardware, tmp_path, bench.build_runtime(tmp_path))
+    program = bench.build(hardware, tmp_path, build_runtime(tmp_path))
     for refusal in (0.0, 0.3, 0.8):
         scenario = random_scenario(hardware, seed, 210, refusal)
         assert _difference(scenario, bench.run(program, scenario)) == ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.rtl.dma.model import DDR_FREE, SRAM_FREE, TICK, Job
+from tests.rtl.tools import call, compiler
 from tilewright.rtl.package import sv_package
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import encode
@@ -22,36 +22,12 @@ DDR_BASE = 0xF2_FFFF_8000
 DDR_SIZE = 1 << 16
 
 
-def _call(command: Sequence[str | Path], folder: Path) -> None:
-    done = subprocess.run(
-        [str(part) for part in command], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command[0]}:\n{done.stdout}\n{done.stderr}"
-
-
-def _compiler() -> list[str]:
-    root = subprocess.run(
-        ["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    include = Path(root) / "include"
-    return ["g++", "-O1", "-std=c++17", "-pthread", f"-I{include}", f"-I{include}/vltstd"]
-
-
-def build_runtime(folder: Path) -> list[Path]:
-    """Return Verilator's runtime as object files, which all targets share."""
-    command = _compiler()
-    include = Path(command[-2].removeprefix("-I"))
-    names = ("verilated", "verilated_threads")
-    _call([*command, "-c", *(include / f"{name}.cpp" for name in names)], folder)
-    return [folder / f"{name}.o" for name in names]
-
-
 def build(hardware: Hardware, folder: Path, runtime: Sequence[Path]) -> Path:
     """Return the harness' program for a target, built in `folder` (with planted faults)."""
     (folder / "tw_pkg.sv").write_text(sv_package(hardware, faults=True))
     rtl = resources.files("tilewright.rtl")
     sources = [str(rtl / name) for name in ("tw_dma_walk.sv", "tw_dma.sv")]
-    _call(
+    call(
         [
             *("verilator", "--cc", "-Wall", "--x-initial", "unique", "--top-module", "dma_bench"),
             *("-Mdir", "model", HERE / "waivers.vlt", "tw_pkg.sv", *sources),
@@ -61,8 +37,8 @@ def build(hardware: Hardware, folder: Path, runtime: Sequence[Path]) -> Path:
     )
     program = folder / "dma_bench"
     models = sorted((folder / "model").glob("*.cpp"))
-    _call(
-        [*_compiler(), "-Imodel", *models, HERE / "dma_bench.cpp", *runtime, "-o", program],
+    call(
+        [*compiler(), "-Imodel", *models, HERE / "dma_bench.cpp", *runtime, "-o", program],
         folder,
     )
     return program
@@ -126,6 +102,6 @@ def run(
         content += struct.pack("<Q", job.gap) + encode(job.name, job.fields)
     files = [program.with_suffix(suffix) for suffix in (".scenario", ".log", ".memories")]
     files[0].write_bytes(content + plan + ddr + sram)
-    _call([program, *files], program.parent)
+    call([program, *files], program.parent)
     memories = files[2].read_bytes()
     return Seen(files[1].read_text().splitlines(), memories[: len(ddr)], memories[len(ddr) :])

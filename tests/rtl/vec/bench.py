@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tests.rtl.tools import call, compiler
 from tests.rtl.vec.contract import Event
 from tests.rtl.vec.programs import Scenario
 from tilewright.rtl.package import sv_package
@@ -18,31 +18,6 @@ from tilewright.spec.hardware import Hardware
 
 HERE = Path(__file__).parent
 SOURCES = ("tw_vec_reader.sv", "tw_vec_lanes.sv", "tw_vec_writer.sv", "tw_vec.sv")
-
-
-def call(command: Sequence[str | Path], folder: Path) -> None:
-    """Run a tool; what it says is the failure's text."""
-    done = subprocess.run(
-        [str(part) for part in command], cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, f"{command[0]}:\n{done.stdout}\n{done.stderr}"
-
-
-def _compiler() -> list[str]:
-    root = subprocess.run(
-        ["verilator", "--getenv", "VERILATOR_ROOT"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    include = Path(root) / "include"
-    return ["g++", "-O1", "-std=c++17", "-pthread", f"-I{include}", f"-I{include}/vltstd"]
-
-
-def build_runtime(folder: Path) -> list[Path]:
-    """Return Verilator's runtime as object files, which all targets share."""
-    command = _compiler()
-    include = Path(command[-2].removeprefix("-I"))
-    names = ("verilated", "verilated_threads")
-    call([*command, "-c", *(include / f"{name}.cpp" for name in names)], folder)
-    return [folder / f"{name}.o" for name in names]
 
 
 def write_package(hardware: Hardware, folder: Path, *, faults: bool) -> list[Path]:
@@ -68,7 +43,7 @@ def build(hardware: Hardware, folder: Path, runtime: Sequence[Path]) -> Path:
     whole = folder / "model" / "whole.cc"
     whole.write_text("".join(f'#include "{name}"\n' for name in models))
     program = folder / "bench"
-    call([*_compiler(), "-Imodel", whole, HERE / "bench.cpp", *runtime, "-o", program], folder)
+    call([*compiler(), "-Imodel", whole, HERE / "bench.cpp", *runtime, "-o", program], folder)
     return program
 
 
