@@ -152,6 +152,18 @@ def test_scheduling_twice_changes_nothing() -> None:
     assert "scheduled by these times already" in context.decisions[1].reason
 
 
+def test_a_long_program_keeps_its_order_without_measured_times() -> None:
+    program = whole(chain("a", 0, 0, 900), chain("b", 1, 0, 900))
+    module = module_of(program)
+    context: CompileContext = new_context(target=TINY)
+    text = str(module)
+    make_pass("schedule-instructions{max-instructions=6}").apply(context, module)
+    assert str(module) == text
+    assert context.decisions[0].reason == "7 instructions are above max-instructions=6"
+    make_pass("schedule-instructions{max-instructions=7}").apply(context, module)
+    assert str(module) != text
+
+
 def test_what_is_left_alone_and_why() -> None:
     _, fired, reason = scheduled(whole(chain("a", 0, 0, 640)))
     assert not fired

@@ -44,9 +44,13 @@ class ScheduleInstructionsPass(ModulePass):
     """Reorder instructions by a list scheduler; measured times are used where there are any.
 
     Requires: the tpu level. Ensures: the same meaning; semaphores for the new order.
+
+    Options: `max_instructions`: a longer program keeps the tiles' own order unless there are
+    measured times, since it would cost more compile time than it gains cycles; 0: no limit.
     """
 
     name = "schedule-instructions"
+    max_instructions: int = 50_000
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
@@ -63,7 +67,14 @@ class ScheduleInstructionsPass(ModulePass):
             raise TilewrightError("E0201", "scheduling needs a target", [], "give the target")
         measured = constraints_of(op, hardware)
         for program in programs:
-            fired, reason = schedule_program(program, hardware, measured)
+            count = sum(1 for _ in program.body.block.ops)
+            if 0 < self.max_instructions < count and not len(measured):
+                fired, reason = (
+                    False,
+                    (f"{count} instructions are above max-instructions={self.max_instructions}"),
+                )
+            else:
+                fired, reason = schedule_program(program, hardware, measured)
             context.decide(program.sym_name.data, self.name, fired, reason)
 
 
