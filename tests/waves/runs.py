@@ -16,6 +16,7 @@ from tilewright.sim.state import State
 from tilewright.spec.access import accesses
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import VEC, Dispatched, Instr, sequence
+from tilewright.waves.retire import Retired, mismatch
 
 Bytes = npt.NDArray[np.uint8]
 TOP = "TOP.tw_top"
@@ -141,3 +142,10 @@ def write_run(
     widths = {"valid": 1, "write": 1, "code": 1, "address": 40, "mask": unit, "data": 8 * unit}
     signals |= {f"{TOP}.mem_{name}": (widths[name], memory[name]) for name in memory}
     return write_vcd(path, signals)
+
+
+def require_match(retired: Retired, stream: Sequence[Dispatched]) -> None:
+    """Raise what tells a log from a complete run of a program, if anything does."""
+    error = mismatch(retired, stream)
+    if error is not None:
+        raise error

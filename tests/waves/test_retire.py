@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.unit.sim_programs import pipeline
+from tests.waves.runs import require_match
 from tests.waves.vcd import log_signals, write_vcd
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim.cycle import CycleSimulator
@@ -19,7 +20,7 @@ from tilewright.sim.retire import RetireLog
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import Dispatched, Instr, sequence
 from tilewright.waves.reader import Waveform, library_call
-from tilewright.waves.retire import read_retired, require_match
+from tilewright.waves.retire import read_retired
 
 TINY = load_target("tiny8")
 SCOPE = "TOP.tw_top"

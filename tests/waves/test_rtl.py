@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from tests.unit.sim_programs import ConvCase, conv_case
+from tests.waves.runs import require_match
 from tilewright.cosim.driver import RtlResult, RtlSimulator
 from tilewright.rtl.faults import FAULTS
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import sequence
 from tilewright.waves.difference import first_difference
-from tilewright.waves.retire import read_retired, require_match
+from tilewright.waves.retire import read_retired
 
 TINY = load_target("tiny8")
 

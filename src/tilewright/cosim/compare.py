@@ -227,12 +227,7 @@ def compare_program(
         TilewrightError: what the simulators or the RTL say of a program that breaks a rule.
     """
     hardware = simulator.hardware
-    program = as_program(code)
-    if layers and isinstance(code, bytes | bytearray | memoryview):
-        program = [
-            Instr(item.name, item.fields, layer)
-            for item, layer in zip(program, layers, strict=True)
-        ]
+    program = as_program(code, layers)
     expected = ddr.copy()
     tables: Tables = []
     sram = functional_memory(hardware, program, expected, registers, tables)

@@ -185,8 +185,8 @@ def decode_program(code: bytes, layers: Sequence[str] = ()) -> list[Instr]:
     return program
 
 
-def as_program(code: bytes | Sequence[Instr]) -> Sequence[Instr]:
-    """Return `code` decoded if it is bytes.
+def as_program(code: bytes | Sequence[Instr], layers: Sequence[str] = ()) -> Sequence[Instr]:
+    """Return `code` decoded if it is bytes; `layers` are those of the instructions, if known.
 
     Raises:
         TilewrightError: E0602 if it does not decode.
@@ -194,7 +194,7 @@ def as_program(code: bytes | Sequence[Instr]) -> Sequence[Instr]:
     if not isinstance(code, bytes | bytearray | memoryview):
         return code
     try:
-        return decode_program(bytes(code))
+        return decode_program(bytes(code), layers)
     except IllegalInstructionError as error:
         raise TilewrightError("E0602", f"illegal instruction {error}") from error
 

@@ -21,8 +21,6 @@ from tilewright.testgen.sync import GATE, GATE_END
 from tilewright.testgen.values import Pick
 
 Fields = dict[str, int]
-MAX_VALUATIONS = 48
-"""Contents of R registers tried for an instruction in a loop; loops with more step no register."""
 
 
 @dataclass

@@ -44,11 +44,6 @@ class Retired:
     shown: Shown = field(default_factory=Shown)
     """What the waveform shows of its chip and its code."""
 
-    @property
-    def clock_ps(self) -> float:
-        """Measured clock period in picoseconds."""
-        return self.clock_fs / 1000
-
     def latency(self, index: int) -> int:
         """Return the cycles from start to end of a dispatched instruction."""
         return int(self.end[index] - self.start[index])
@@ -180,14 +175,3 @@ def mismatch(retired: Retired, stream: Sequence[Dispatched]) -> TilewrightError 
             hint="trace the whole run, up to `halt`",
         )
     return None
-
-
-def require_match(retired: Retired, stream: Sequence[Dispatched]) -> None:
-    """Check that a log is a complete run of a program.
-
-    Raises:
-        TilewrightError: E0603 naming the first instruction that differs.
-    """
-    error = mismatch(retired, stream)
-    if error is not None:
-        raise error

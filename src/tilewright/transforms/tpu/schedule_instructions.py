@@ -69,10 +69,8 @@ class ScheduleInstructionsPass(ModulePass):
         for program in programs:
             count = sum(1 for _ in program.body.block.ops)
             if 0 < self.max_instructions < count and not len(measured):
-                fired, reason = (
-                    False,
-                    (f"{count} instructions are above max-instructions={self.max_instructions}"),
-                )
+                fired = False
+                reason = f"{count} instructions are above max-instructions={self.max_instructions}"
             else:
                 fired, reason = schedule_program(program, hardware, measured)
             context.decide(program.sym_name.data, self.name, fired, reason)
