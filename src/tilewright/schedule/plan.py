@@ -62,7 +62,10 @@ class UnitSpec:
 
     layer: str
     problem: ConvProblem | BoxProblem | None
-    """None: the unit is opaque: alone in its step, its tensors in DDR; it tiles itself."""
+    """None: the unit is opaque: alone in its step, its tensors in DDR; it tiles itself.
+
+    A box problem's axes are rows, columns and channels of the result.
+    """
     reads: tuple[Read, ...]
     """Activations, in the order of the nest's operands (a joined second operand last)."""
     writes: int
@@ -70,6 +73,9 @@ class UnitSpec:
     """Rows of the result."""
     stripable: bool = False
     """Whether it can be computed some rows at a time, all its tensors held."""
+    in_ddr: BoxProblem | None = None
+    """What it is instead of `problem` while it is by itself and none of its tensors is held:
+    elementwise work walks dense tensors in longer rows. Its tiling in the step is one of this."""
 
 
 @dataclass(frozen=True)

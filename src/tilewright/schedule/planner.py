@@ -42,7 +42,7 @@ def _layer_by_layer(
     steps: list[Step] = []
     cycles, most = 0.0, 0
     for number, unit in enumerate(units):
-        problem = unit.problem
+        problem = unit.in_ddr or unit.problem
         if problem is None:
             steps.append(Step((number,), (None,), reason="tiles itself"))
             continue
