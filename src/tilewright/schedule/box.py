@@ -13,8 +13,8 @@ from math import ceil, prod
 
 from tilewright.schedule.cost import NestCost, rates
 from tilewright.schedule.footprint import activation_bytes, align, parameter_bytes
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
-from tilewright.schedule.tiling import TABLE_BYTES, TileLoop, loads, shares
+from tilewright.schedule.placement import TileBuffer
+from tilewright.schedule.tiling import TABLE_BYTES, TileLoop, loads, packed_bytes, shares
 from tilewright.spec.hardware import Hardware
 
 
@@ -74,6 +74,8 @@ class BoxProblem:
     table: bool = False
     limits: tuple[int, ...] = ()
     """Largest tile extents; empty for none."""
+    held: tuple[int, ...] = ()
+    """Operands that lie whole in SRAM: no tile, no DMA."""
     element_wise: bool = False
     """The vector unit moves single elements (layout conversions)."""
 
@@ -101,6 +103,7 @@ class BoxTiling:
                 slots,
             )
             for index, (operand, slots) in enumerate(zip(problem.operands, self.slots, strict=True))
+            if index not in problem.held
         ]
         if problem.parameters:
             buffers.append(TileBuffer("parameters", "bias", parameter_bytes(hardware, 1), 1))
@@ -120,6 +123,7 @@ class BoxChoice:
     runner_up: BoxTiling | None
     runner_up_cycles: float
     candidates: int
+    cost: NestCost
 
 
 @dataclass(frozen=True)
@@ -131,8 +135,11 @@ class BoxNoFit:
 
 
 @lru_cache(maxsize=4096)
-def choose_box(hardware: Hardware, problem: BoxProblem) -> BoxChoice | BoxNoFit:
-    """Return the cheapest box that fits, or why there is none."""
+def choose_box(hardware: Hardware, problem: BoxProblem, reserved: int = 0) -> BoxChoice | BoxNoFit:
+    """Return the cheapest box that fits, or why there is none.
+
+    `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included.
+    """
     rank = len(problem.sizes)
     limits = problem.limits or (1 << 30,) * rank
     choices = [
@@ -147,24 +154,27 @@ def choose_box(hardware: Hardware, problem: BoxProblem) -> BoxChoice | BoxNoFit:
     # A channel tile below the vector's width wastes lanes, but may be all that fits.
     least = shares(min(choices[-1][-1], hardware.vector_lanes))
     choices[-1] = [*choices[-1], *(part for part in least if part < choices[-1][-1])]
-    found: list[tuple[float, float, int, BoxTiling]] = []
+    found: list[tuple[float, float, int, BoxTiling, NestCost]] = []
     smallest: tuple[int, BoxTiling] | None = None
     for number, tile in enumerate(product(*choices)):
         plain = BoxTiling(tile, (1,) * len(problem.operands))
         loops = plain.loops(problem)
-        times = [loads(loops, ("outer", *operand.loops())) for operand in problem.operands]
+        times = [
+            1 if index in problem.held else loads(loops, ("outer", *operand.loops()))
+            for index, operand in enumerate(problem.operands)
+        ]
         options = dict.fromkeys(
             (tuple(min(slots, 2 if time > 1 else 1) for time in times)) for slots in (2, 1)
         )
         for slots in options:
             tiling = BoxTiling(tile, slots)
-            placed = place_packed(hardware, tiling.buffers(hardware, problem))
-            if isinstance(placed, TileDoesNotFit):
-                if smallest is None or placed.needed_bytes < smallest[0]:
-                    smallest = (placed.needed_bytes, tiling)
+            needed = packed_bytes(hardware, tiling.buffers(hardware, problem), reserved)
+            if needed > hardware.sram_size:
+                if smallest is None or needed < smallest[0]:
+                    smallest = (needed, tiling)
                 continue
             cost = _price(hardware, problem, tiling, loops, times)
-            found.append((*cost, number, tiling))
+            found.append((cost.cycles(), cost.ddr_bytes, number, tiling, cost))
             break
     if not found:
         assert smallest is not None
@@ -174,7 +184,13 @@ def choose_box(hardware: Hardware, problem: BoxProblem) -> BoxChoice | BoxNoFit:
     used = sum(b.slots * b.size_bytes for b in best[3].buffers(hardware, problem))
     other = ranked[1] if len(ranked) > 1 else None
     return BoxChoice(
-        best[3], best[0], used, other[3] if other else None, other[0] if other else 0.0, len(ranked)
+        best[3],
+        best[0],
+        used,
+        other[3] if other else None,
+        other[0] if other else 0.0,
+        len(ranked),
+        best[4],
     )
 
 
@@ -184,9 +200,12 @@ def _price(
     tiling: BoxTiling,
     loops: list[TileLoop],
     times: list[int],
-) -> tuple[float, float]:
+) -> NestCost:
     cost, rate = NestCost(), rates(hardware)
-    for operand, slots, time in zip(problem.operands, tiling.slots, times, strict=True):
+    last = len(problem.operands) - 1
+    for index, operand in enumerate(problem.operands):
+        if index in problem.held:
+            continue
         extents = operand.extents(tiling.tile)
         # Dimensions from the last one on that are whole form one run.
         run = len(extents) - 1
@@ -197,10 +216,15 @@ def _price(
         )
         clipped = [min(have, full) for have, full in zip(extents, operand.full, strict=True)]
         size = prod(clipped) * part * operand.element_bytes
-        cost.move(size, prod(clipped[:run]) * part, time, slots > 1, rate)
+        runs = prod(clipped[:run]) * part
+        overlapped = tiling.slots[index] > 1
+        cost.move(size, runs, times[index], overlapped, rate, loads=index < last)
     tiles = prod(loop.count for loop in loops)
     *outer, channels = tiling.tile
     vectors = channels if problem.element_wise else ceil(channels / hardware.vector_lanes)
     part = prod(loop.size / (loop.count * loop.step) for loop in loops)
     cost.vector = tiles * (prod(outer) * vectors * problem.work * part + hardware.vector_latency)
-    return cost.cycles(tiles), cost.ddr_bytes
+    cost.tiles = tiles
+    if last in problem.held:
+        cost.fill = hardware.vector_latency
+    return cost

@@ -82,6 +82,14 @@ def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) ->
     return form.blocks * rows * columns * vector + form.parts * hardware.vector_latency
 
 
+def drain_tail(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
+    """Return the cycles from the array's last sum of a tile to the tile's last result."""
+    block_rows = max(1, hardware.accumulator_rows // columns)
+    pixels = (rows % block_rows or block_rows) * columns
+    vector = max(1, words(hardware, form.columns * form.element_bytes))
+    return pixels * vector + hardware.mac_latency + hardware.vector_latency
+
+
 @dataclass(frozen=True)
 class JoinCost:
     """What an elementwise operation on the results of a tile costs inside its nest."""
@@ -127,25 +135,40 @@ class NestCost:
     serial: float = 0.0
     """Cycles in which nothing overlaps."""
     ddr_bytes: float = 0.0
+    tiles: int = 1
+    head: float = 0.0
+    """DDR cycles of the first tile's loads."""
+    fill: float | None = None
+    """Cycles in which only one of array and vector unit works; None: guessed from the tiles."""
 
     def move(
-        self, size_bytes: float, runs: float, times: int, overlapped: bool, rate: Rates
+        self,
+        size_bytes: float,
+        runs: float,
+        times: int,
+        overlapped: bool,
+        rate: Rates,
+        loads: bool = True,
     ) -> None:
         """Count `times` transfers of a tile; without overlap all of them stand alone."""
         cycles = rate.transfer(size_bytes, runs)
+        if loads:
+            self.head += cycles + rate.latency_cycles
         self.memory += times * cycles
         self.ddr_bytes += times * size_bytes
         self.serial += EXPOSED * (cycles + rate.latency_cycles)
         if not overlapped:
             self.serial += (times - 1) * (cycles + rate.latency_cycles)
 
-    def cycles(self, tiles: int) -> float:
-        """Return the estimate for a nest of `tiles` tiles."""
-        fill = (self.mac + self.vector) / (2 * tiles) if tiles > 1 else min(self.mac, self.vector)
-        return (
-            max(self.mac, self.vector, self.memory)
-            + TRAFFIC_WEIGHT * self.memory
-            + self.serial
-            + fill
-            + tiles * TILE_OVERHEAD_CYCLES
-        )
+    def engines(self) -> float:
+        """Return the cycles of the array and the vector unit side by side, and of overheads."""
+        fill = self.fill
+        if fill is None:
+            both = self.mac + self.vector
+            fill = both / (2 * self.tiles) if self.tiles > 1 else min(self.mac, self.vector)
+        return max(self.mac, self.vector) + fill + self.tiles * TILE_OVERHEAD_CYCLES
+
+    def cycles(self) -> float:
+        """Return the estimate for the nest by itself."""
+        extra = max(0, self.memory - max(self.mac, self.vector))
+        return self.engines() + extra + TRAFFIC_WEIGHT * self.memory + self.serial

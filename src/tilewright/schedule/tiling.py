@@ -13,7 +13,14 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 
-from tilewright.schedule.cost import NestCost, drain_cycles, join_cycles, mac_cycles, rates
+from tilewright.schedule.cost import (
+    NestCost,
+    drain_cycles,
+    drain_tail,
+    join_cycles,
+    mac_cycles,
+    rates,
+)
 from tilewright.schedule.footprint import (
     ConvForm,
     activation_bytes,
@@ -23,7 +30,7 @@ from tilewright.schedule.footprint import (
     ones_bytes,
     parameter_bytes,
 )
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
+from tilewright.schedule.placement import TileBuffer
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
 
@@ -65,6 +72,8 @@ class ConvProblem:
     """Bytes of an activation and of a weight."""
     output_bytes: int = 0
     """Bytes of an element of the result; 0: as `element_bytes`."""
+    held: tuple[str, ...] = ()
+    """Operands that lie whole in SRAM, `input`, `second` or `output`: no tile, no DMA."""
 
     @property
     def weight_loops(self) -> tuple[str, ...]:
@@ -174,6 +183,12 @@ class ConvTiling:
         """Return the SRAM tiles of the nest, all alive together."""
         form, size = self.form(hardware, problem), problem.element_bytes
         rows, columns = self.in_extent(problem)
+        result = activation_bytes(
+            hardware,
+            self.rows * self.columns,
+            self.groups * self.out_channels,
+            problem.output_bytes or size,
+        )
         buffers = [
             TileBuffer(
                 "input",
@@ -190,20 +205,9 @@ class ConvTiling:
                 parameter_bytes(hardware, form.blocks, size),
                 self.parameter_slots(problem),
             ),
-            TileBuffer(
-                "output",
-                "output",
-                activation_bytes(
-                    hardware,
-                    self.rows * self.columns,
-                    self.groups * self.out_channels,
-                    problem.output_bytes or size,
-                ),
-                self.output_slots,
-            ),
+            TileBuffer("output", "output", result, self.output_slots),
         ]
         if problem.second:
-            result = buffers[-1].size_bytes
             buffers += [
                 TileBuffer("second", "input", result, self.second_slots),
                 TileBuffer("scalars", "scalar", parameter_bytes(hardware, 1), 1),
@@ -212,7 +216,7 @@ class ConvTiling:
             buffers.append(
                 TileBuffer("table", "table", align(TABLE_BYTES, hardware.sram_word_bytes), 1)
             )
-        return buffers
+        return [buffer for buffer in buffers if buffer.name not in problem.held]
 
     def describe(self, problem: ConvProblem) -> str:
         """Return the tile and the loop order in words."""
@@ -240,6 +244,7 @@ class Choice:
     runner_up_cycles: float
     candidates: int
     """How many tilings fitted."""
+    cost: NestCost
 
 
 @dataclass(frozen=True)
@@ -251,6 +256,21 @@ class NoFit:
     needed_bytes: int
     """The SRAM that candidate needs."""
     reason: str
+
+
+def packed_bytes(hardware: Hardware, buffers: list[TileBuffer], reserved: int = 0) -> int:
+    """Return the SRAM that buffers need without gaps, beside `reserved` bytes of tensors.
+
+    Weights lie in banks of their own.
+    """
+    weights = others = 0
+    for buffer in buffers:
+        size = buffer.slots * align(buffer.size_bytes, hardware.sram_word_bytes)
+        if buffer.role == "weights":
+            weights += size
+        else:
+            others += size
+    return align(others + reserved, hardware.bank_size) + align(weights, hardware.bank_size)
 
 
 def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
@@ -345,6 +365,7 @@ def _row_tiles(hardware: Hardware, problem: ConvProblem, columns: int) -> list[i
     return sorted({*shares(problem.out_rows), *whole}, reverse=True)
 
 
+OPERANDS = ("input", "weights", "output", "second")
 SLOTS = ((2, 2, 2), (2, 2, 1), (2, 1, 2), (1, 2, 2), (2, 1, 1), (1, 2, 1), (1, 1, 1))
 """Slots of input, weights, output, most overlap first."""
 
@@ -358,12 +379,13 @@ def _slot_choices(problem: ConvProblem) -> list[tuple[int, int, int, int]]:
 
 
 class _Search:
-    def __init__(self, hardware: Hardware, problem: ConvProblem) -> None:
+    def __init__(self, hardware: Hardware, problem: ConvProblem, reserved: int) -> None:
         self.hardware = hardware
         self.problem = problem
+        self.reserved = reserved
         self.rates = rates(hardware)
         self.slots = _slot_choices(problem)
-        self.found: list[tuple[float, float, int, ConvTiling]] = []
+        self.found: list[tuple[float, float, int, ConvTiling, NestCost]] = []
         self.smallest: tuple[int, ConvTiling] | None = None
 
     def run(self) -> None:
@@ -382,9 +404,9 @@ class _Search:
             base.groups == 1 and base.in_channels < problem.group_in
         )
         if problem.weight_bytes(hardware, form) >= hardware.sram_size:
-            placed = place_packed(hardware, base.buffers(hardware, problem))
-            if isinstance(placed, TileDoesNotFit):
-                self._remember_smallest(placed.needed_bytes, base)
+            needed = packed_bytes(hardware, base.buffers(hardware, problem), self.reserved)
+            if needed > hardware.sram_size:
+                self._remember_smallest(needed, base)
             return
         columns_fit = [
             part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows
@@ -410,9 +432,9 @@ class _Search:
     def _slots(self, tiling: ConvTiling, form: ConvForm) -> bool:
         """Price every order and slot count that fits; True if full double buffering does."""
         single = tiling.buffers(self.hardware, self.problem)
-        placed = place_packed(self.hardware, single)
-        if isinstance(placed, TileDoesNotFit):
-            self._remember_smallest(placed.needed_bytes, tiling)
+        needed = packed_bytes(self.hardware, single, self.reserved)
+        if needed > self.hardware.sram_size:
+            self._remember_smallest(needed, tiling)
             return False
         complete = False
         for weights_outer in [True, False] if self._order_matters(tiling) else [True]:
@@ -420,10 +442,15 @@ class _Search:
             loops = ordered.loops(self.problem)
             results = loads(loops, OUTPUT_LOOPS)
             times = (loads(loops, INPUT_LOOPS), self._weight_loads(loops), results, results)
+            held = self.problem.held
+            changes = tuple(
+                1 if name in held else time for name, time in zip(OPERANDS, times, strict=True)
+            )
             shared = loads(loops, "go") > 1
             wanted = dict.fromkeys(
                 tuple(
-                    min(slot, 2 if time > 1 else 1) for slot, time in zip(slots, times, strict=True)
+                    min(slot, 2 if time > 1 else 1)
+                    for slot, time in zip(slots, changes, strict=True)
                 )
                 for slots in self.slots
             )
@@ -433,7 +460,7 @@ class _Search:
                 buffers = [
                     TileBuffer(b.name, b.role, b.size_bytes, slots.get(b.name, 1)) for b in single
                 ]
-                if isinstance(place_packed(self.hardware, buffers), TileDoesNotFit):
+                if packed_bytes(self.hardware, buffers, self.reserved) > self.hardware.sram_size:
                     continue
                 candidate = replace(
                     ordered,
@@ -495,7 +522,8 @@ class _Search:
         runs = _runs(rows, columns, channels, problem.in_columns, problem.in_channels)
         size = rows * columns * channels * part["h"] * part["w"] * part["k"] * part["g"]
         size *= problem.element_bytes
-        cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates)
+        if "input" not in problem.held:
+            cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates)
         weight_bytes = problem.weight_bytes(hardware, form) * part["o"] * part["g"]
         cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
         out_channels = tiling.groups * tiling.out_channels
@@ -504,14 +532,20 @@ class _Search:
         )
         size = tiling.rows * tiling.columns * out_channels * pixel_part * part["o"] * part["g"]
         size *= problem.output_bytes or problem.element_bytes
-        cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates)
+        if "output" in problem.held:
+            # What follows waits for the last block only.
+            cost.fill = drain_tail(hardware, form, tiling.rows, tiling.columns)
+        else:
+            cost.move(size, runs, times[2], tiling.output_slots > 1, self.rates, loads=False)
         if problem.second:
-            cost.move(size, runs, times[3], tiling.second_slots > 1, self.rates)
+            if "second" not in problem.held:
+                cost.move(size, runs, times[3], tiling.second_slots > 1, self.rates)
             join = join_cycles(hardware, form, tiling.rows, tiling.columns)
             work = pixel_tiles * channel_tiles * pixel_part
             cost.vector += join.vector * work
             cost.mac += join.stall * work
-        self.found.append((cost.cycles(tiles), cost.ddr_bytes, len(self.found), tiling))
+        cost.tiles = tiles
+        self.found.append((cost.cycles(), cost.ddr_bytes, len(self.found), tiling, cost))
 
 
 def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels: int) -> int:
@@ -522,12 +556,15 @@ def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels
 
 
 @lru_cache(maxsize=4096)
-def choose_conv(hardware: Hardware, problem: ConvProblem) -> Choice | NoFit:
-    """Return the cheapest tiling that fits, or why there is none."""
+def choose_conv(hardware: Hardware, problem: ConvProblem, reserved: int = 0) -> Choice | NoFit:
+    """Return the cheapest tiling that fits, or why there is none.
+
+    `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included.
+    """
     pixel = max(1, problem.in_channels) * problem.element_bytes
     if problem.strides[1] * pixel > MAX_PIXEL_STRIDE * 4:
         return NoFit((), 0, f"a horizontal stride of {problem.strides[1]} is too far for the chip")
-    search = _Search(hardware, problem)
+    search = _Search(hardware, problem, reserved)
     search.run()
     if not search.found:
         if search.smallest is None:
@@ -536,7 +573,7 @@ def choose_conv(hardware: Hardware, problem: ConvProblem) -> Choice | NoFit:
         return NoFit(
             tuple(tiling.buffers(hardware, problem)), needed, "the smallest tile is too large"
         )
-    ranked = sorted(search.found)
+    ranked = sorted(search.found, key=lambda item: item[:3])
     best = ranked[0]
     # A runner-up that differs in slots only would tell the user nothing.
     other = next((item for item in ranked if _shape(item[3]) != _shape(best[3])), None)
@@ -548,6 +585,7 @@ def choose_conv(hardware: Hardware, problem: ConvProblem) -> Choice | NoFit:
         other[3] if other else None,
         other[0] if other else 0.0,
         len(ranked),
+        best[4],
     )
 
 
