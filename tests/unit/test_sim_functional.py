@@ -622,6 +622,45 @@ def test_more_blocks_than_halves_need_a_drain_that_can_run() -> None:
     FunctionalSimulator(TINY).run(program, np.zeros(64, np.uint8))
 
 
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("order", ["program", "random"])
+def test_a_drain_dispatched_before_its_mac_conv_waits_for_it(split: bool, order: Any) -> None:
+    # Split: the mac_conv that pushes accumulates, so that its blocks are computed one by one.
+    case = conv_case(TINY, 9, block_rows=2 if split else 1)
+    position = next(i for i, instr in enumerate(case.program) if instr.name == "mac_conv")
+    if split:
+        whole = case.program[position].fields
+        case.program.insert(position, Instr("mac_conv", {**whole, "k_h": 1, "push": 0}))
+        rest = {**whole, "k_h": 2, "accumulate": 1, "wait": 0}
+        rest["act"] += whole["ky_stride"]
+        rest["wgt"] += whole["k_w"] * whole["c_last"] * whole["wgt_pitch"]
+        position += 1
+        case.program[position] = Instr("mac_conv", rest)
+    conv, drain = case.program[position : position + 2]
+    case.program[position : position + 2] = [drain, conv]
+    names: list[str] = []
+    FunctionalSimulator(TINY).run(
+        case.program, case.ddr, order=order, seed=2, hook=lambda at, _: names.append(at.name)
+    )
+    np.testing.assert_array_equal(output(case), case.expected)
+    convs = ["mac_conv"] * (1 + split)
+    assert [n for n in names if n in ("mac_conv", "vec_drain")] == [*convs, "vec_drain"]
+
+
+def test_what_one_chip_or_one_run_accepts_another_may_refuse() -> None:
+    legal = [Instr("dma_fill", {"sram": EDGE.sram_size - 8, "n0": 8}), Instr("halt")]
+    ddr = np.zeros(64, np.uint8)
+    for _ in range(2):
+        assert FunctionalSimulator(EDGE).run(legal, ddr).instructions == 2
+        with pytest.raises(TilewrightError, match="must lie in SRAM"):
+            FunctionalSimulator(TINY).run(legal, ddr)
+    # Masks are no part of what is remembered; everything else is.
+    legal[0].fields["sram"] += 1
+    for _ in range(2):
+        with pytest.raises(TilewrightError, match="must lie in SRAM"):
+            FunctionalSimulator(EDGE).run(legal, ddr)
+
+
 def test_a_bad_multiplier_or_shift_is_an_error() -> None:
     data = np.zeros(8, np.int8)
     for mult, shift, message in (([2**31], 3, "below 2\\^31"), ([5], 63, "shift 63 must be")):

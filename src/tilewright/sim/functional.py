@@ -20,9 +20,9 @@ from threadpoolctl import threadpool_limits
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.sim import mac, vector
+from tilewright.sim.legality import checker
 from tilewright.sim.state import MAX_ELEMENTS, MachineError, PushGroup, State, machine_error
 from tilewright.spec.hardware import Hardware
-from tilewright.spec.limits import violations
 from tilewright.spec.program import (
     ENGINE_NAMES,
     MAC,
@@ -117,6 +117,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.state = State(self.hardware, self.ddr)
+        self.checker = checker(self.hardware)
         self.semaphores = [0] * 32
         self.queues = [deque() for _ in range(SEQ)]
         self.running = [None] * SEQ
@@ -124,7 +125,7 @@ class _Run:
     def execute(self, instructions: Any) -> FunctionalResult:
         for instr in instructions:
             self.count += 1
-            self._check(instr)
+            self.checker.check(instr)
             if instr.engine == SEQ:
                 self._sequencer(instr)
                 continue
@@ -135,11 +136,6 @@ class _Run:
             queue.append(instr)
             self._advance()
         return FunctionalResult(self.ddr, self.count, self.macs)
-
-    def _check(self, instr: Dispatched) -> None:
-        broken = [rule.message for rule in violations(self.hardware, instr.name, instr.fields)]
-        if broken:
-            raise machine_error(instr, broken[0], broken[1:])
 
     def _advance(self) -> None:
         """Let the engines work: as far as they get, or (random order) a random number of steps."""
@@ -172,7 +168,7 @@ class _Run:
         engines = [engine for engine in range(SEQ) if self.queues[engine] or self.running[engine]]
         if self.rng is not None:
             self.rng.shuffle(engines)
-        else:
+        elif len(engines) > 1:
             engines.sort(key=self._age)
         return any(self._try(engine) for engine in engines)
 
@@ -199,8 +195,15 @@ class _Run:
                 self._complete(instr)
                 return True
             self.running[engine] = running
+            if engine == VEC and self.rng is None:
+                self._skip_handshake(running)
+        block = self._mac_block if engine == MAC else self._drain_block
         try:
-            moved = self._mac_block(running) if engine == MAC else self._drain_block(running)
+            moved = block(running)
+            if self.rng is None:
+                # As far as it gets at once: nothing else can change what these blocks compute.
+                while moved and running.done < running.blocks and block(running):
+                    pass
         except MachineError as error:
             raise machine_error(running.instr, str(error), error.details, error.code) from error
         if moved and running.done == running.blocks:
@@ -251,20 +254,21 @@ class _Run:
     def _mac_block(self, running: _Running) -> bool:
         f, block, group = running.instr.fields, running.done, running.group
         assert group is not None
-        number = f["m_half"] ^ (block & 1)
-        half = self.state.halves[number]
+        half = self.state.halves[f["m_half"] ^ (block & 1)]
         if half.full:
             return False
-        ob, row, rows = mac.block_place(f, block)
-        width = mac.columns(f, ob, 1)
-        pixels = slice(row * f["out_w"], (row + rows) * f["out_w"])
-        target = group.acc[pixels, ob * f["cols"] : ob * f["cols"] + width]
-        if self.rng is not None or f["accumulate"]:
-            start = mac.kept_start(self.state, f, block)
-            target[...] = mac.convolve(self.state, f, ob, 1, row, rows, start)
+        if self.rng is not None or f["accumulate"] or not f["push"]:
+            ob, row, rows = mac.block_place(f, block)
+            width = mac.columns(f, ob, 1)
+            pixels = slice(row * f["out_w"], (row + rows) * f["out_w"])
+            target = group.acc[pixels, ob * f["cols"] : ob * f["cols"] + width]
+            if self.rng is not None or f["accumulate"]:
+                start = mac.kept_start(self.state, f, block)
+                target[...] = mac.convolve(self.state, f, ob, 1, row, rows, start)
+            if not f["push"]:
+                half.kept = target
         running.done += 1
         if not f["push"]:
-            half.kept = target
             return True
         half.kept = None
         half.full = True
@@ -289,6 +293,23 @@ class _Run:
         if running.done == running.blocks:
             self.state.groups.pop(0)
         return True
+
+    def _skip_handshake(self, drain: _Running) -> None:
+        """Complete the `mac_conv` that a starting `vec_drain` drains, and leave its last blocks.
+
+        All full halves hold blocks of theirs, so that nothing but these two instructions decides
+        how they go on: in turn, to their ends.
+        """
+        conv = self.running[MAC]
+        if conv is None or conv.group is not drain.group or conv.instr.fields["accumulate"]:
+            return
+        assert drain.group is not None
+        drain.done = drain.group.drained = drain.blocks - 2
+        drain.group.pushed = drain.blocks
+        for half in self.state.halves:
+            half.full, half.kept = True, None
+        self.running[MAC] = None
+        self._complete(conv.instr)
 
     def _available(self, mask: int) -> bool:
         while mask:

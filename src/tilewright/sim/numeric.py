@@ -25,19 +25,21 @@ def shift_round(value: I64, shift: I64, rounding: str) -> I64:
         shift: 0..62, broadcast against `value`.
         rounding: as in docs/concepts/numerics.md.
     """
-    # All four are one floor shift after adding a constant that depends on the sign or parity.
-    positive = shift > 0
-    half = np.where(positive, np.int64(1) << np.maximum(shift - 1, 0), 0)
+    # All four are one floor shift after adding a constant that depends on the sign or parity; a
+    # shift by zero adds nothing.
+    half = (np.int64(1) << shift) >> 1
     if rounding == "half_up":
         value += half
     elif rounding == "half_away":
         # A negative tie must go down: one less than half, so that the floor does.
-        value += (value >> 63) * positive
+        value += (value >> 63) * np.minimum(half, 1)
         value += half
     elif rounding == "half_even":
-        odd = (value >> shift) & 1
-        value += half - positive
-        value += odd * positive
+        # A tie goes up from an odd quotient only.
+        one = np.minimum(half, 1)
+        odd = (value >> shift) & one
+        value += half - one
+        value += odd
     elif rounding == "truncate":
         # A negative value is floored after adding all but one of the divisor: a ceiling.
         value += (value >> 63) & ((np.int64(1) << shift) - 1)
@@ -53,7 +55,9 @@ def scale_codes(
     """Return `clamp(rshift(value, shift) + zero, low, high)` as codes; `value` is overwritten."""
     result = shift_round(value, shift, rounding)
     result += zero
-    np.clip(result, low, high, out=result)
+    # Not np.clip: its own checks cost more than the clamping of a small tile.
+    np.maximum(result, low, out=result)
+    np.minimum(result, high, out=result)
     return result.astype(np.int8)
 
 
