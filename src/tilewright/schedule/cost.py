@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, gcd
 
-from tilewright.schedule.footprint import ConvForm, pixel_pitch, vector_words
+from tilewright.schedule.footprint import ConvForm
 from tilewright.spec.hardware import Hardware
 
 TILE_OVERHEAD_CYCLES = 100
@@ -57,29 +57,66 @@ def words(hardware: Hardware, size_bytes: int) -> int:
     return ceil(size_bytes / hardware.sram_word_bytes)
 
 
-def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
+def mean_words(hardware: Hardware, size_bytes: int, step: int, first: int = 0) -> float:
+    """Return the words a vector of `size_bytes` touches, on average over a row of vectors.
+
+    They lie `step` bytes apart, the first of them `first` bytes behind the start of a word.
+    """
+    word = hardware.sram_word_bytes
+    unit = gcd(word, step)
+    first %= unit
+    places = word // unit
+    return sum(ceil((first + place * unit + size_bytes) / word) for place in range(places)) / places
+
+
+def _step_cycles(hardware: Hardware, form: ConvForm) -> list[tuple[float, int]]:
+    """Return, by channel block, the words an activation vector touches and the weights' rows.
+
+    Averages over the kernel positions of a row where these are steps of their own.
+    """
+    item = form.element_bytes
+    if form.diagonal:
+        if form.pixel_pack == 1:
+            return [(words(hardware, form.columns * item), 1)]
+        step = form.pixel_pack * form.steps[0] * form.pitch
+        shifts = [form.steps[1] * form.pitch * index for index in range(form.kernel_columns)]
+        touched = [mean_words(hardware, form.columns * item, step, shift) for shift in shifts]
+        return [(sum(touched) / len(touched), 1)]
+    blocks = [form.rows] * (form.row_blocks - 1) + [form.last_rows]
+    if not form.merge_kernel_row:
+        return [(words(hardware, rows * item), rows) for rows in blocks]
+    step = form.pixel_pack * form.steps[0] * form.pitch
+    return [
+        (mean_words(hardware, rows * item, step, index * form.rows * item), rows)
+        for index, rows in enumerate(blocks)
+    ]
+
+
+def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> float:
     """Return the cycles of the MAC array for a tile of `rows` x `columns` output pixels."""
-    block_rows = max(1, hardware.accumulator_rows // columns)
+    vectors = form.vectors(columns)
+    block_rows = max(1, hardware.accumulator_rows // vectors)
     full, rest = divmod(rows, block_rows)
-    if form.merge_kernel_row:
-        pitch = pixel_pitch(hardware, form.part_in_channels, form.element_bytes)
-        activation = vector_words(hardware, form.rows * form.element_bytes, pitch)
-    else:
-        elements = form.columns if form.diagonal else form.rows
-        activation = words(hardware, elements * form.element_bytes)
-    weight_rows = 1 if form.diagonal else form.rows
-    weights = weight_rows * words(hardware, form.weight_pitch)
-    steps = form.kernel_steps * form.row_blocks
-    block = full * max(block_rows * columns * activation, weights)
-    if rest:
-        block += max(rest * columns * activation, weights)
-    return form.blocks * block * steps + form.parts * (weights + hardware.mac_latency)
+    row_words = words(hardware, form.weight_pitch)
+    steps = _step_cycles(hardware, form)
+    block = 0.0
+    for activation, weight_rows in steps:
+        weights = weight_rows * row_words
+        block += full * max(block_rows * vectors * activation, weights)
+        if rest:
+            block += max(rest * vectors * activation, weights)
+    first = steps[0][1] * row_words
+    rest_instructions = 2 if columns % form.pixel_pack else 1
+    return form.blocks * block * form.kernel_steps + form.parts * rest_instructions * (
+        first + hardware.mac_latency
+    )
 
 
 def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
     """Return the cycles of the vector unit that requantises the tile."""
     vector = max(1, words(hardware, form.columns * form.element_bytes))
-    return form.blocks * rows * columns * vector + form.parts * hardware.vector_latency
+    vectors = form.vectors(columns)
+    return form.blocks * rows * vectors * vector + form.parts * hardware.vector_latency
 
 
 def drain_tail(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
@@ -105,13 +142,15 @@ def join_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> 
 
     It follows the drain of every `join_blocks`; meanwhile the array fills the accumulators.
     """
-    vector = max(1, words(hardware, form.columns * form.element_bytes))
-    block_rows = max(1, hardware.accumulator_rows // columns)
-    pieces = form.parts * ceil(form.part_blocks / join_blocks(hardware, rows, columns))
+    channels = min(form.columns, form.pixel_channels)
+    vector = max(1, words(hardware, channels * form.element_bytes))
+    vectors = form.vectors(columns)
+    block_rows = max(1, hardware.accumulator_rows // vectors)
+    pieces = form.parts * ceil(form.part_blocks / join_blocks(hardware, rows, vectors))
     # Read and written in one bank, two words a vector.
     work = 2 * form.blocks * rows * columns * vector + pieces * hardware.vector_latency
     steps = form.kernel_steps * form.row_blocks
-    hidden = 2 * min(rows, block_rows) * columns * steps * pieces
+    hidden = 2 * min(rows, block_rows) * vectors * steps * pieces
     overhead = (pieces - form.parts) * (hardware.mac_latency + form.rows)
     return JoinCost(work, max(0, work - hidden) + overhead)
 
@@ -132,12 +171,14 @@ class NestCost:
     mac: float = 0.0
     vector: float = 0.0
     memory: float = 0.0
-    serial: float = 0.0
-    """Cycles in which nothing overlaps."""
     ddr_bytes: float = 0.0
     tiles: int = 1
     head: float = 0.0
     """DDR cycles of the first tile's loads."""
+    tail: float = 0.0
+    """DDR cycles of the last tile's store."""
+    waiting: float = 0.0
+    """Cycles of transfers that the engines wait for, the first and the last apart."""
     fill: float | None = None
     """Cycles in which only one of array and vector unit works; None: guessed from the tiles."""
 
@@ -154,11 +195,12 @@ class NestCost:
         cycles = rate.transfer(size_bytes, runs)
         if loads:
             self.head += cycles + rate.latency_cycles
+        else:
+            self.tail += cycles + rate.latency_cycles
         self.memory += times * cycles
         self.ddr_bytes += times * size_bytes
-        self.serial += EXPOSED * (cycles + rate.latency_cycles)
         if not overlapped:
-            self.serial += (times - 1) * (cycles + rate.latency_cycles)
+            self.waiting += (times - 1) * (cycles + rate.latency_cycles)
 
     def engines(self) -> float:
         """Return the cycles of the array and the vector unit side by side, and of overheads."""
@@ -171,4 +213,5 @@ class NestCost:
     def cycles(self) -> float:
         """Return the estimate for the nest by itself."""
         extra = max(0, self.memory - max(self.mac, self.vector))
-        return self.engines() + extra + TRAFFIC_WEIGHT * self.memory + self.serial
+        exposed = EXPOSED * (self.head + self.tail) + self.waiting
+        return self.engines() + extra + TRAFFIC_WEIGHT * self.memory + exposed

@@ -38,6 +38,29 @@ def activation_bytes(hardware: Hardware, pixels: int, channels: int, element_byt
 
 
 @dataclass(frozen=True)
+class Packing:
+    """How many pixels share a pass through the array, and how its weights are laid out.
+
+    A choice of the tiler that changes no result: the affine level carries it as the attribute
+    `packing = [pixels, runs]` of a `conv` or `sum`.
+    """
+
+    pixels: int = 1
+    """Horizontally adjacent output pixels of one activation vector."""
+    runs: bool = False
+    """The vector is a run of whole pixels, which meets weights embedded in zeros; groups too are
+    laid into one such matrix. Otherwise a depthwise reduction stays on the diagonal."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is what a tile gets that nothing was chosen for."""
+        return self.pixels == 1 and not self.runs
+
+
+PLAIN = Packing()
+
+
+@dataclass(frozen=True)
 class ConvForm:
     """How one convolution tile is laid on the array.
 
@@ -48,8 +71,7 @@ class ConvForm:
     diagonal: bool
     """Depthwise: one input channel a column."""
     merge_kernel_row: bool
-    """A kernel row (k_w pixels) is read as one vector: for few input channels and a dilation of
-    1.
+    """The pixels of a kernel row, and of all packed output pixels, are read as one vector.
 
     What lies between the channels of two pixels then meets weights of zero. As fp16 those bytes may
     be no number: such tiles are filled with zeros once.
@@ -69,9 +91,39 @@ class ConvForm:
     kernel_steps: int
     """Kernel positions that are separate steps (k_h * k_w, or k_h when merged)."""
     columns: int
-    """Output channels of a full output-channel block."""
+    """Output channels of a full output-channel block; of packed pixels all columns in use."""
     element_bytes: int = 1
     """Bytes of an activation and of a weight."""
+    pixel_pack: int = 1
+    """Output pixels of a pass; if several, there is one block, and `part_out_channels` counts its
+    columns."""
+    out_pitch: int = 0
+    """Columns from one packed pixel to the next: how far apart their results lie."""
+    pitch: int = 0
+    """Bytes between the pixels of the input tile; 0: does not matter."""
+    steps: tuple[int, int] = (1, 1)
+    """Stride and dilation along a row, in input pixels."""
+    kernel_columns: int = 1
+    """Kernel positions along a row."""
+
+    @property
+    def pixel_channels(self) -> int:
+        """Output channels of one pixel of a part."""
+        return self.part_out_channels - (self.pixel_pack - 1) * self.out_pitch
+
+    @property
+    def run_pixels(self) -> int:
+        """Input pixels a merged vector spans."""
+        stride, dilation = self.steps
+        return (self.kernel_columns - 1) * dilation + (self.pixel_pack - 1) * stride + 1
+
+    def vectors(self, columns: int) -> int:
+        """Return the activation vectors of a row of `columns` output pixels.
+
+        A rest of less than `pixel_pack` pixels is one vector that ends with the row: some pixels
+        are computed twice.
+        """
+        return ceil(columns / self.pixel_pack)
 
     @property
     def row_blocks(self) -> int:
@@ -119,64 +171,98 @@ def conv_form(
     pitch: int | None = None,
     element_bytes: int = 1,
     may_merge: bool = True,
+    stride_x: int = 1,
+    out_pitch: int | None = None,
+    packing: Packing = PLAIN,
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
     `in_channels`, `out_channels` and `group` are those of the tile, all groups together. `pitch`
     is the distance in bytes of pixels in the input tile if that is not what `in_channels` alone
-    would give: the last part of a split reduction lies in a tile made for a larger part. Without
-    `may_merge` kernel rows stay apart: the last group alone of a grouped convolution has room for
-    weights as its tile of several groups needs them, and that is without merging.
+    would give: the last part of a split reduction lies in a tile made for a larger part;
+    `out_pitch` likewise of the result. Without `may_merge` kernel rows stay apart: the last group
+    alone of a grouped convolution has room for weights as its tile of several groups needs them,
+    and that is without merging. A `packing` that is not possible (see `can_pack`) is ignored.
     """
     size = hardware.array_size
     k_h, k_w = kernel
     group_in, group_out = in_channels // group, out_channels // group
-    if group > 1 and group_in == 1 and group_out == 1:
+    if pitch is None:
+        pitch = pixel_pitch(hardware, in_channels, element_bytes)
+    if out_pitch is None:
+        out_pitch = pixel_pitch(hardware, out_channels, element_bytes)
+    steps = (stride_x, dilation_x)
+    diagonal = group > 1 and group_in == 1 and group_out == 1
+    packed = can_pack(
+        hardware, in_channels, out_channels, diagonal, stride_x, pitch, out_pitch, element_bytes,
+        packing,
+    )  # fmt: skip
+    if packed and not packing.runs:
+        columns = (packing.pixels - 1) * out_pitch + out_channels
+        return ConvForm(
+            True, False, 1, 1, columns, columns, columns, columns, k_h * k_w, columns,
+            element_bytes, packing.pixels, out_pitch, pitch, steps, k_w,
+        )  # fmt: skip
+    wide = pitch // element_bytes
+    merged = packed or (
+        group == 1
+        and may_merge
+        and k_w > 1
+        and dilation_x == 1
+        and wide * 2 <= size
+        and _merging_pays(hardware, pitch, k_w, element_bytes)
+    )
+    if merged:
+        pixels = packing.pixels if packed else 1
+        run = (k_w - 1) * dilation_x + (pixels - 1) * stride_x + 1
+        vector = (run - 1) * wide + in_channels
+        columns = (pixels - 1) * out_pitch + out_channels
+        return ConvForm(
+            False, True, 1, 1, in_channels, columns, vector, min(size, vector), k_h,
+            min(size, columns), element_bytes, pixels, out_pitch if pixels > 1 else 0, pitch, steps,
+            k_w,
+        )  # fmt: skip
+    if diagonal:
         columns = min(size, out_channels)
         return ConvForm(
             True, False, 1, 1, in_channels, out_channels, columns, columns, k_h * k_w, size,
             element_bytes,
         )  # fmt: skip
-    if group > 1:
-        pack = max(1, min(group, size // group_in, size // group_out))
-        while group % pack:
-            pack -= 1
-        channels = pack * group_in
-        rows = min(size, channels)
-        return ConvForm(
-            False, False, group // pack, pack, channels, pack * group_out, channels, rows, k_h *
-            k_w, min(size, pack * group_out), element_bytes,
-        )  # fmt: skip
-    if pitch is None:
-        pitch = pixel_pitch(hardware, in_channels, element_bytes)
-    wide = pitch // element_bytes
-    if (
-        may_merge
-        and k_w > 1
-        and dilation_x == 1
-        and wide * 2 <= size
-        and _merging_pays(hardware, pitch, k_w, element_bytes)
-    ):
-        channels = k_w * wide
-        rows = min(size, channels)
-        return ConvForm(
-            False,
-            True,
-            1,
-            1,
-            in_channels,
-            out_channels,
-            channels,
-            rows,
-            k_h,
-            min(size, out_channels),
-            element_bytes,
-        )
-    rows = min(size, in_channels)
+    pack = max(1, min(group, size // group_in, size // group_out))
+    while group % pack:
+        pack -= 1
+    channels, columns = pack * group_in, pack * group_out
     return ConvForm(
-        False, False, 1, 1, in_channels, out_channels, in_channels, rows, k_h * k_w,
-        min(size, out_channels), element_bytes,
+        False, False, group // pack, pack, channels, columns, channels, min(size, channels),
+        k_h * k_w, min(size, columns), element_bytes,
     )  # fmt: skip
+
+
+def can_pack(
+    hardware: Hardware,
+    in_channels: int,
+    out_channels: int,
+    diagonal: bool,
+    stride_x: int,
+    pitch: int,
+    out_pitch: int,
+    element_bytes: int,
+    packing: Packing,
+) -> bool:
+    """Tell whether a tile's pixels can be packed that way (the columns of a row apart).
+
+    All results of a pass lie in one block of columns, as far apart as in memory. On the diagonal
+    packed pixels read what lies side by side: a stride of 1, the pixels of input and result equally
+    far apart. Only codes: in fp16 what lies between two pixels may be no number, and what is
+    summed in which order would change results.
+    """
+    if packing.plain or element_bytes != 1:
+        return False
+    if (packing.pixels - 1) * out_pitch + out_channels > hardware.array_size:
+        return False
+    if packing.runs:
+        return True
+    return diagonal and stride_x == 1 and pitch == out_pitch and in_channels == out_channels
 
 
 def vector_words(hardware: Hardware, size_bytes: int, alignment: int) -> int:

@@ -24,9 +24,9 @@ WISH_ROUNDS = 12
 STEPS = 100_000
 """Budget of the exact search."""
 
-EARLY, TURN, SLOT, WEIGHTS = 1, 2, 3, 4
-"""Levels from which on a wish is kept: to be alive early; different slots of tiles in use together
-in different banks; so are equal slots; slots of weights.
+TURN, SLOT, WEIGHTS, EARLY = 1, 2, 3, 4
+"""Levels from which on a wish is kept: different slots of what is in use together in different
+banks; equal slots too; slots of weights; to be alive early.
 """
 
 
@@ -246,7 +246,7 @@ def _pack(place: _Greedy) -> tuple[list[int] | None, list[int]]:
 def _spread(place: _Greedy, order: Sequence[int]) -> list[int] | None:
     """Return a placement with as many wishes kept as the rounds allow."""
     blocks = place.blocks
-    levels = [WEIGHTS] * len(blocks)
+    levels = [EARLY] * len(blocks)
     for _ in range(WISH_ROUNDS):
         found, failed = place.run(order, levels)
         if not failed:

@@ -1,13 +1,24 @@
-"""Plans a network: which units make a step together, and where every tensor lies."""
+"""Plans a network: which units make a step together, and where every tensor lies.
+
+The search (`planner_search.py`) takes its steps from estimates; the plan it finds is then placed,
+and found again with more room left where that fails.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from tilewright.schedule.box import BoxNoFit, BoxProblem, choose_box
-from tilewright.schedule.plan import Home, Plan, Step, TensorSpec, UnitSpec
-from tilewright.schedule.tiling import NoFit, choose_conv
+from tilewright.schedule.box import BoxChoice, BoxNoFit, BoxProblem, choose_box
+from tilewright.schedule.plan import Home, Plan, Stage, Step, TensorSpec, UnitSpec
+from tilewright.schedule.planner_items import first_misfit
+from tilewright.schedule.planner_network import Network
+from tilewright.schedule.planner_search import EFFORTS, Action, Search, State
+from tilewright.schedule.tiling import Choice, NoFit, choose_conv
 from tilewright.spec.hardware import Hardware
+
+ATTEMPTS = 6
+"""Plans that are placed before all tensors go to DDR."""
 
 
 class UnitDoesNotFitError(Exception):
@@ -28,32 +39,171 @@ def plan_network(
         hardware: the chip.
         units: in program order.
         tensors: between them, by the numbers that the units name.
-        effort: 0: every unit by itself, every tensor in DDR.
+        effort: 0: every unit by itself, every tensor in DDR; 1: tensors are held; 2: cascades too;
+            3: more is tried.
 
     Raises:
         UnitDoesNotFitError: a unit that does not fit however it is cut.
     """
-    return _layer_by_layer(hardware, units, tensors)
+    apart = _layer_by_layer(hardware, units, tensors)
+    if effort == 0 or not units:
+        return apart
+    network = Network(hardware, units, tensors)
+    reserve: dict[int, int] = {}
+    for _ in range(ATTEMPTS):
+        state = Search(network, EFFORTS[min(effort, len(EFFORTS) - 1)], reserve).run()
+        if state is None:
+            break
+        plan = _Builder(network, state).build()
+        misfit = first_misfit(hardware, units, tensors, plan)
+        if misfit is None:
+            return plan
+        for unit in plan.steps[misfit].units:
+            reserve[unit] = reserve.get(unit, 0) + hardware.bank_size
+    return apart
 
 
 def _layer_by_layer(
     hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec]
 ) -> Plan:
     steps: list[Step] = []
-    cycles, most = 0.0, 0
+    cycles, traffic, most = 0.0, 0.0, 0
     for number, unit in enumerate(units):
         problem = unit.in_ddr or unit.problem
         if problem is None:
-            steps.append(Step((number,), (None,), reason="tiles itself"))
+            steps.append(Step((number,), (None,), reason="it tiles itself, its tensors in DDR"))
             continue
+        choice: Choice | NoFit | BoxChoice | BoxNoFit
         if isinstance(problem, BoxProblem):
             choice = choose_box(hardware, problem)
         else:
             choice = choose_conv(hardware, problem)
         if isinstance(choice, NoFit | BoxNoFit):
             raise UnitDoesNotFitError(number, choice)
-        steps.append(Step((number,), (choice.tiling,), reason="by itself"))
+        steps.append(Step((number,), (choice.tiling,), reason="by itself, its tensors in DDR"))
         cycles += choice.cycles
+        traffic += choice.cost.ddr_bytes
         most = max(most, choice.sram_bytes)
     homes = tuple(Home(ddr=True, held=False) for _ in tensors)
-    return Plan(tuple(steps), homes, cycles, 0.0, most)
+    return Plan(tuple(steps), homes, cycles, traffic, most)
+
+
+class _Builder:
+    """Turns the chain of states into a plan."""
+
+    def __init__(self, network: Network, state: State) -> None:
+        self.network = network
+        self.end = state
+        self.states: list[State] = []
+        at: State | None = state
+        while at is not None and at.before is not None:
+            self.states.append(at)
+            at = at.before
+        self.states.reverse()
+
+    def build(self) -> Plan:
+        """Return the plan."""
+        homes = self._homes()
+        steps: list[Step] = []
+        for number, state in enumerate(self.states):
+            assert state.action is not None
+            assert state.before is not None
+            steps.append(self._step(state.action, self._reason(number, state, homes)))
+        by_tensor = [
+            homes[self.network.buffer(number)] for number in range(len(self.network.tensors))
+        ]
+        most = max(
+            (state.action.price.used_bytes for state in self.states if state.action is not None),
+            default=0,
+        )
+        return Plan(
+            tuple(steps),
+            tuple(by_tensor),
+            max(self.end.engines, self.end.ddr),
+            self.end.ddr_bytes,
+            min(most, self.network.hardware.sram_size),
+        )
+
+    def _homes(self) -> dict[int, Home]:
+        homes = {buffer: Home(ddr=True, held=False) for buffer in self.network.buffers}
+        for number, state in enumerate(self.states):
+            assert state.action is not None
+            assert state.before is not None
+            for buffer in state.action.inner:
+                homes[buffer] = Home(ddr=False, held=False)
+            # What is held during a step: from before, or held by it for later readers.
+            for buffer in state.before.held:
+                homes[buffer] = replace(homes[buffer], until=number)
+            for buffer in state.held - state.before.held:
+                homes[buffer] = Home(buffer in state.copied, held=True, until=number)
+            for buffer in state.copied & state.held:
+                homes[buffer] = replace(homes[buffer], ddr=True)
+        return homes
+
+    def _step(self, action: Action, reason: str) -> Step:
+        units = tuple(range(action.first, action.last + 1))
+        cascade = action.cascade
+        if cascade is None:
+            return Step(units, action.tilings, reason=reason)
+        stages = tuple(
+            Stage(
+                stage.kind,
+                action.first + stage.index
+                if stage.kind == "compute"
+                else action.numbers[stage.index],
+                stage.first,
+                stage.last,
+            )
+            for stage in cascade.stages
+        )
+        capacity = {action.numbers[buffer]: rows for buffer, rows in cascade.capacity}
+        return Step(units, action.tilings, stages, capacity, reason)
+
+    def _reason(self, number: int, state: State, homes: dict[int, Home]) -> str:
+        action, network = state.action, self.network
+        assert action is not None
+        assert state.before is not None
+        if action.cascade is None:
+            text = "by itself"
+        else:
+            order = (
+                "one round behind each other" if action.cascade.skewed else "one after the other"
+            )
+            text = (
+                f"a cascade of {len(action.tilings)} units, {action.cascade.rows} rows a round, "
+                f"{order}; {action.cascade.weight_bytes} bytes of weights stay"
+            )
+        notes = [text]
+        for unit in range(action.first, action.last + 1):
+            buffer = network.buffer(network.units[unit].writes)
+            item, home = network.buffers[buffer], homes[buffer]
+            if item.writers[-1] != unit:
+                continue
+            if home.held:
+                notes.append(
+                    f"{item.held_bytes} bytes of result stay in SRAM until step {home.until}"
+                )
+            elif item.ddr_only:
+                notes.append(f"its result goes to DDR: {item.ddr_only}")
+            elif home.ddr:
+                notes.append(f"its result goes to DDR: {self._why(number, state, buffer)}")
+        return "; ".join(notes)
+
+    def _why(self, number: int, state: State, buffer: int) -> str:
+        """Return why a tensor that may be held is not."""
+        item, size = self.network.buffers[buffer], self.network.hardware.sram_size
+        assert state.action is not None
+        end = next(
+            at
+            for at, later in enumerate(self.states)
+            if later.action is not None and later.action.last >= item.last_reader
+        )
+        used = max(
+            later.action.price.used_bytes
+            for later in self.states[number : end + 1]
+            if later.action is not None
+        )
+        missing = used + item.held_bytes - size
+        if missing <= 0:
+            return f"holding its {item.held_bytes} bytes would cost more than it saves"
+        return f"it takes {item.held_bytes} bytes until step {end}, {missing} more than there are"

@@ -1,0 +1,448 @@
+"""Cascades as the planner sees them: the order of their stages, their buffers and their price."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+
+from tilewright.schedule.box import BoxProblem, BoxTiling
+from tilewright.schedule.cascade import accesses, buffer_of
+from tilewright.schedule.cost import (
+    drain_cycles,
+    drain_tail,
+    join_cycles,
+    mac_cycles,
+    rates,
+)
+from tilewright.schedule.footprint import (
+    activation_bytes,
+    align,
+    max_parameter_blocks,
+    parameter_bytes,
+    pixel_pitch,
+)
+from tilewright.schedule.plan import Stage, TensorSpec, UnitSpec
+from tilewright.schedule.rolling import Event, least_capacity, roll
+from tilewright.schedule.tiling import MAX_EXTENT, TABLE_BYTES, ConvProblem, ConvTiling, shares
+from tilewright.spec.hardware import Hardware
+
+STAGE_OVERHEAD_CYCLES = 24
+"""What a stage costs beside its work: dispatch and semaphores."""
+ROUNDS = (2, 3, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 56, 64, 112)
+"""Rounds that are tried."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Consecutive units with their tensors numbered anew, so that equal cascades are equal."""
+
+    units: tuple[UnitSpec, ...]
+    """`layer` is empty."""
+    tensors: tuple[TensorSpec, ...]
+    """`name` is empty."""
+    loaded: tuple[int, ...]
+    """Tensors whose rows come from DDR."""
+    stored: tuple[int, ...]
+    """Tensors that are written to DDR."""
+    whole: tuple[int, ...]
+    """Buffers that are held whole; their bytes are counted by the caller."""
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """One way to run a chain."""
+
+    rows: int
+    """Rows of the last unit a round."""
+    skewed: bool
+    tilings: tuple[ConvTiling | BoxTiling, ...]
+    stages: tuple[Stage, ...]
+    capacity: tuple[tuple[int, int], ...]
+    """Rows of the rolling buffers, by buffer."""
+    weight_bytes: int
+    other_bytes: int
+    """Rolling buffers and parameters."""
+    engines: float
+    """Cycles of array and vector unit."""
+    memory: float
+    """Cycles of DDR."""
+    head: float
+    """Cycles of DDR before the first stage."""
+    tail: float
+    """Cycles of DDR after the last stage."""
+    ddr_bytes: float
+
+
+@dataclass(frozen=True)
+class UnitForm:
+    """The tiles of one unit in a cascade, and their bytes."""
+
+    tiling: ConvTiling | BoxTiling
+    weight_bytes: int
+    parameter_bytes: int
+    ddr_bytes: int
+
+
+@lru_cache(maxsize=4096)
+def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm | None:
+    """Return a unit's widest tile of output channels; all its weights are resident.
+
+    None: a pixel row, or its reduction, does not fit one instruction.
+    """
+    if isinstance(problem, BoxProblem):
+        if problem.outer != 1 or len(problem.sizes) != 3:
+            return None
+        limits = problem.limits or problem.sizes
+        tile = tuple(min(size, limit) for size, limit in zip(problem.sizes, limits, strict=True))
+        if tile[1:] != problem.sizes[1:]:
+            return None
+        tiling = BoxTiling((1, *tile[1:]), (1,) * len(problem.operands))
+        size = parameter_bytes(hardware, 1) if problem.parameters else 0
+        size += align(TABLE_BYTES, hardware.sram_word_bytes) if problem.table else 0
+        return UnitForm(tiling, 0, size, size)
+    if problem.batch != 1 or problem.batched_weights:
+        return None
+    if problem.out_columns > hardware.accumulator_rows:
+        return None
+    size = hardware.array_size
+    if problem.diagonal:
+        tiles = [(groups, 1, 1) for groups in shares(problem.group, size)]
+    elif problem.group > 1:
+        tiles = [
+            (groups, problem.group_out, problem.group_in)
+            for groups in range(problem.group, 1, -1)
+            if problem.group % groups == 0
+        ]
+    else:
+        tiles = [(1, outs, problem.in_channels) for outs in shares(problem.out_channels, size)]
+    for groups, outs, ins in tiles:
+        tiling = ConvTiling(groups, outs, ins, problem.kernel, 1, problem.out_columns)
+        form = tiling.form(hardware, problem)
+        if form.blocks > max_parameter_blocks(hardware) or form.row_blocks > 255:
+            continue
+        if max(problem.kernel) > 15:
+            return None
+        count = ceil(problem.group / groups) * ceil(problem.group_out / outs)
+        weights = problem.weight_bytes(hardware, form)
+        own = parameter_bytes(hardware, form.blocks, problem.element_bytes)
+        once = align(TABLE_BYTES, hardware.sram_word_bytes) if problem.table else 0
+        once += parameter_bytes(hardware, 1) if problem.second else 0
+        if problem.kind == "sum":
+            return UnitForm(tiling, weights, count * own + once, count * own + once)
+        total = count * weights
+        return UnitForm(tiling, total, count * own + once, total + count * own + once)
+    return None
+
+
+@dataclass(frozen=True)
+class StageCost:
+    """Cycles of a stage of one unit."""
+
+    mac: float
+    vector: float
+    tail: float
+    """From the array's end to the last result."""
+
+
+@lru_cache(maxsize=65536)
+def stage_cost(hardware: Hardware, problem: ConvProblem | BoxProblem, rows: int) -> StageCost:
+    """Return the cost of `rows` rows of a unit's result, all operands in SRAM."""
+    if isinstance(problem, BoxProblem):
+        _, columns, channels = problem.sizes
+        vectors = rows * columns * ceil(channels / hardware.vector_lanes)
+        return StageCost(0.0, vectors * max(1, problem.work) + hardware.vector_latency, 0.0)
+    made = unit_form(hardware, problem)
+    assert made is not None
+    assert isinstance(made.tiling, ConvTiling)
+    tiling = made.tiling
+    count = problem.group / tiling.groups * problem.group_out / tiling.out_channels
+    form = tiling.form(hardware, problem)
+    mac = vector = 0.0
+    for part in _pieces(rows):
+        mac += mac_cycles(hardware, form, part, problem.out_columns)
+        vector += drain_cycles(hardware, form, part, problem.out_columns)
+        if problem.second:
+            join = join_cycles(hardware, form, part, problem.out_columns)
+            vector += join.vector
+            mac += join.stall
+    return StageCost(
+        mac * count, vector * count, drain_tail(hardware, form, rows, problem.out_columns)
+    )
+
+
+def _pieces(rows: int) -> list[int]:
+    return [min(MAX_EXTENT, rows - at) for at in range(0, rows, MAX_EXTENT)]
+
+
+def targets(chain: Chain, rows: int) -> list[list[int]]:
+    """Return, by round, how many rows of every tensor's buffer are made (or loaded) by its end."""
+    last = chain.units[-1]
+    rounds: list[list[int]] = []
+    for end in [*range(rows, last.rows, rows), last.rows]:
+        need = [0] * len(chain.tensors)
+        finished = end == last.rows
+        need[last.writes] = end
+        for unit in reversed(chain.units):
+            made = unit.rows if finished else min(unit.rows, _most(chain, need, unit.writes))
+            need[unit.writes] = made
+            for read in unit.reads:
+                if made:
+                    have = chain.tensors[read.tensor].rows
+                    reach = have if read.whole else min(have, read.rows(0, made)[1])
+                    need[read.tensor] = max(need[read.tensor], reach)
+        rounds.append(need)
+    return rounds
+
+
+def _most(chain: Chain, need: list[int], tensor: int) -> int:
+    """Return the rows needed of a tensor or of the concatenation it is a part of."""
+    return max(need[tensor], need[buffer_of(chain.tensors, tensor)])
+
+
+def stages_of(chain: Chain, rows: int, skewed: bool) -> list[Stage]:
+    """Return the stages in order; loads run one round ahead of what reads them."""
+    wanted = targets(chain, rows)
+    count = len(wanted)
+    depth = _depths(chain) if skewed else [0] * len(chain.units)
+    latest = max(depth)
+    done = [0] * len(chain.tensors)
+    made: list[Stage] = []
+
+    def to(kind: str, index: int, tensor: int, end: int) -> None:
+        if end > done[tensor]:
+            made.append(Stage(kind, index, done[tensor], end))  # pyright: ignore[reportArgumentType]
+            done[tensor] = end
+
+    sent = dict.fromkeys(chain.stored, 0)
+
+    def store(tensor: int, end: int) -> None:
+        if tensor in sent and end > sent[tensor]:
+            made.append(Stage("store", tensor, sent[tensor], end))
+            sent[tensor] = end
+
+    order = range(len(chain.units))
+    for time in range(-1, count + latest):
+        for tensor in chain.loaded:
+            to("load", tensor, tensor, wanted[min(time + 1, count - 1)][tensor])
+        for index in reversed(order) if skewed else order:
+            turn = time - depth[index]
+            if 0 <= turn < count:
+                unit = chain.units[index]
+                to("compute", index, unit.writes, wanted[turn][unit.writes])
+                store(unit.writes, wanted[turn][unit.writes])
+    return made
+
+
+def _depths(chain: Chain) -> list[int]:
+    """Return, by unit, how many rounds after the first it works."""
+    made: dict[int, int] = {}
+    depths: list[int] = []
+    for unit in chain.units:
+        depth = 0
+        for read in unit.reads:
+            at = made.get(read.tensor)
+            if at is not None:
+                depth = max(depth, at + 1)
+        depths.append(depth)
+        for tensor in (unit.writes, buffer_of(chain.tensors, unit.writes)):
+            made[tensor] = max(made.get(tensor, 0), depth)
+    return depths
+
+
+@lru_cache(maxsize=4096)
+def candidates(hardware: Hardware, chain: Chain, most_bytes: int) -> tuple[Cascade, ...]:
+    """Return ways to run a chain in `most_bytes` bytes of SRAM, those with most rows first."""
+    if any(unit_form(hardware, _problem(unit)) is None for unit in chain.units):
+        return ()
+    last = chain.units[-1].rows
+    options = sorted({ceil(last / rounds) for rounds in ROUNDS} | {1}, reverse=True)
+    found: list[Cascade] = []
+    for skewed in (False, True):
+        good = 0
+        for rows in options:
+            if _guess(hardware, chain, rows, skewed) > most_bytes:
+                continue
+            made = _price(hardware, chain, rows, skewed, most_bytes)
+            if made is not None:
+                found.append(made)
+                good += 1
+                if good == 3:
+                    break
+    return tuple(found)
+
+
+def _problem(unit: UnitSpec) -> ConvProblem | BoxProblem:
+    assert unit.problem is not None
+    return unit.problem
+
+
+def row_bytes(hardware: Hardware, tensor: TensorSpec) -> int:
+    """Return the SRAM bytes of a row of a held tensor, padding at its sides included."""
+    columns = tensor.columns + tensor.pads[1] + tensor.pads[3]
+    return columns * pixel_pitch(hardware, tensor.channels, tensor.element_bytes)
+
+
+def _fixed(hardware: Hardware, chain: Chain) -> tuple[int, int, int]:
+    """Return bytes of weights, of parameters, and of both in DDR."""
+    forms = [unit_form(hardware, _problem(unit)) for unit in chain.units]
+    kept = [form for form in forms if form is not None]
+    return (
+        sum(form.weight_bytes for form in kept),
+        sum(form.parameter_bytes for form in kept),
+        sum(form.ddr_bytes for form in kept),
+    )
+
+
+def _guess(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> int:
+    """Return about the least SRAM bytes of a cascade."""
+    weights, parameters, _ = _fixed(hardware, chain)
+    step: dict[int, int] = {chain.units[-1].writes: rows}
+    total = 0
+    for unit in reversed(chain.units):
+        made = step.get(unit.writes, step.get(buffer_of(chain.tensors, unit.writes), 1))
+        for read in unit.reads:
+            step[read.tensor] = max(step.get(read.tensor, 0), made * read.stride)
+    for tensor, new in step.items():
+        if tensor in chain.whole or chain.tensors[tensor].inside is not None:
+            continue
+        keep = max(
+            (
+                read.extent - read.stride
+                for unit in chain.units
+                for read in unit.reads
+                if read.tensor == tensor
+            ),
+            default=0,
+        )
+        total += (keep + new) * row_bytes(hardware, chain.tensors[tensor])
+        if skewed:
+            total += new * row_bytes(hardware, chain.tensors[tensor])
+    bank = hardware.bank_size
+    return align(weights, bank) + align(total + parameters, bank)
+
+
+def _price(
+    hardware: Hardware, chain: Chain, rows: int, skewed: bool, most_bytes: int
+) -> Cascade | None:
+    """Return a cascade with this many rows a round, or None if it does not fit."""
+    rate = rates(hardware)
+    stages = stages_of(chain, rows, skewed)
+    weights, parameters, constant_bytes = _fixed(hardware, chain)
+    events = {
+        buffer: [access.event for access in items]
+        for buffer, items in accesses(stages, chain.units, chain.tensors).items()
+        if buffer not in chain.whole
+    }
+    capacity: dict[int, int] = {}
+    used = parameters
+    for buffer, of_buffer in events.items():
+        tensor = chain.tensors[buffer]
+        capacity[buffer] = least_capacity(tensor.rows, of_buffer)
+        used += _bytes(hardware, tensor, capacity[buffer])
+    bank = hardware.bank_size
+    if align(weights, bank) + align(used, bank) > most_bytes:
+        return None
+    room = most_bytes - align(weights, bank) - used
+    moved: dict[int, int] = {}
+    for buffer, of_buffer in events.items():
+        tensor = chain.tensors[buffer]
+        moved[buffer] = _moved(tensor.rows, of_buffer, capacity[buffer])
+        room -= _grow(hardware, tensor, of_buffer, buffer, capacity, moved, room)
+    used = parameters + sum(
+        _bytes(hardware, chain.tensors[buffer], rows) for buffer, rows in capacity.items()
+    )
+    mac = vector = engines = 0.0
+    for (index, count), times in Counter(
+        (stage.index, stage.last - stage.first) for stage in stages if stage.kind == "compute"
+    ).items():
+        cost = stage_cost(hardware, _problem(chain.units[index]), count)
+        mac += times * (cost.mac + STAGE_OVERHEAD_CYCLES)
+        vector += times * cost.vector
+        engines += times * (max(cost.mac, cost.vector) + cost.tail + STAGE_OVERHEAD_CYCLES)
+    copying = sum(
+        2 * count * row_bytes(hardware, chain.tensors[buffer]) / hardware.sram_word_bytes
+        for buffer, count in moved.items()
+    )
+    vector += copying
+    engines = max(mac, vector) if skewed else engines + copying
+    memory = rate.transfer(constant_bytes, 2 * len(chain.units))
+    head, tail, ddr = memory + rate.latency_cycles, 0.0, float(constant_bytes)
+    first = True
+    for stage in stages:
+        if stage.kind == "compute":
+            first = False
+            continue
+        tensor = chain.tensors[stage.index]
+        size = (stage.last - stage.first) * tensor.columns * tensor.channels * tensor.element_bytes
+        cycles = rate.transfer(size, 1 if tensor.inside is None else stage.last - stage.first)
+        memory += cycles
+        ddr += size
+        if first:
+            head += cycles
+        tail = cycles + rate.latency_cycles if stage.kind == "store" else tail
+    return Cascade(
+        rows,
+        skewed,
+        tuple(_tiling(hardware, unit, stages, index) for index, unit in enumerate(chain.units)),
+        tuple(stages),
+        tuple(sorted(capacity.items())),
+        weights,
+        used,
+        engines,
+        memory,
+        head,
+        tail,
+        ddr,
+    )
+
+
+def _tiling(
+    hardware: Hardware, unit: UnitSpec, stages: Sequence[Stage], index: int
+) -> ConvTiling | BoxTiling:
+    """Return a unit's tiling with the rows of its largest stage."""
+    most = max(s.last - s.first for s in stages if s.kind == "compute" and s.index == index)
+    made = unit_form(hardware, _problem(unit))
+    assert made is not None
+    if isinstance(made.tiling, BoxTiling):
+        return replace(made.tiling, tile=(most, *made.tiling.tile[1:]))
+    return replace(made.tiling, rows=min(most, MAX_EXTENT))
+
+
+def _bytes(hardware: Hardware, tensor: TensorSpec, rows: int) -> int:
+    columns = tensor.columns + tensor.pads[1] + tensor.pads[3]
+    return activation_bytes(hardware, rows * columns, tensor.channels, tensor.element_bytes)
+
+
+def _moved(rows: int, events: Sequence[Event], capacity: int) -> int:
+    places = roll(rows, events, capacity)
+    assert places is not None
+    return sum(
+        action.count for place in places for action in place.actions if action.kind == "move"
+    )
+
+
+def _grow(
+    hardware: Hardware,
+    tensor: TensorSpec,
+    events: Sequence[Event],
+    buffer: int,
+    capacity: dict[int, int],
+    moved: dict[int, int],
+    room: int,
+) -> int:
+    """Enlarge a rolling buffer so that rows are copied seldom and DMA runs ahead; return bytes."""
+    had = capacity[buffer]
+    new = max((event.last - event.first for event in events if event.kind == "write"), default=0)
+    most = tensor.rows + tensor.pads[0] + tensor.pads[2]
+    for size in (had * 3, had * 2, had + new):
+        wanted = min(size, most)
+        extra = _bytes(hardware, tensor, wanted) - _bytes(hardware, tensor, had)
+        if wanted <= had or extra > room / 2 or roll(tensor.rows, events, wanted) is None:
+            continue
+        capacity[buffer] = wanted
+        moved[buffer] = _moved(tensor.rows, events, wanted)
+        return extra
+    return 0
