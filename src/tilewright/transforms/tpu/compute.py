@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from xdsl.dialects.builtin import MemRefType
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
 from tilewright.diagnostics import TilewrightError
-from tilewright.schedule.footprint import ConvForm, conv_form, pixel_pitch
+from tilewright.schedule.footprint import ConvForm
 from tilewright.transforms.tpu import emit_conv, emit_vector
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
@@ -21,7 +20,6 @@ from tilewright.transforms.tpu.nests import (
     attr_ints,
     attr_str,
     ends_in_half,
-    item_bytes_of,
     layer_of,
     root,
     value_bytes,
@@ -33,68 +31,26 @@ Values = dict[SSAValue, View]
 
 
 class Forms:
-    """How convolutions are laid on the array, each (op, tile size) worked out once."""
+    """How reductions are laid on the array, each (op, tile size) worked out once."""
 
-    def __init__(self, emitter: Emitter, nests: Nests) -> None:
-        self.emitter = emitter
+    def __init__(self, nests: Nests) -> None:
         self.nests = nests
         self._known: dict[tuple[GenericOp, tuple[int, ...]], tuple[ConvForm, int]] = {}
+        self._outputs: dict[tuple[GenericOp, int], ConvForm] = {}
 
     def of_weights(self, conv: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
         """Return how a conv runs with a weight tile [o, i/group, kh, kw], and the pitch."""
         key = (conv, weights)
         if key not in self._known:
-            self._known[key] = self._work_out(conv, weights)
+            self._known[key] = self.nests.form(conv, weights)
         return self._known[key]
-
-    def _work_out(self, conv: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
-        out_channels, group_in, k_h, k_w = weights
-        group = self._groups(conv, out_channels)
-        x_type = root(conv.inputs[0]).type
-        assert isinstance(x_type, MemRefType)
-        item = item_bytes_of(x_type)
-        pitch = pixel_pitch(self.emitter.hardware, x_type.get_shape()[-1], item)
-        dilation = attr_ints(conv, "dilations", (1, 1))[1]
-        form = conv_form(
-            self.emitter.hardware,
-            group_in * group,
-            out_channels,
-            group,
-            (k_h, k_w),
-            dilation,
-            pitch,
-            item,
-            may_merge=attr_int(conv, "group", 1) == 1,
-        )
-        assert not form.merge_kernel_row or form.vector * item == k_w * pitch
-        return form, pitch
-
-    def _groups(self, conv: GenericOp, out_channels: int) -> int:
-        """Return the groups of a tile with `out_channels` output channels."""
-        group = attr_int(conv, "group", 1)
-        if group == 1:
-            return 1
-        return out_channels // self.nests.group_out(conv)
 
     def of_output(self, conv: GenericOp, out_channels: int) -> ConvForm:
         """Return how a reduction runs that makes `out_channels` channels."""
-        if attr_str(conv, "kind") == "sum":
-            kernel, item = attr_ints(conv, "kernel", (1, 1)), value_bytes(conv.inputs[0])
-            if out_channels == 1:
-                return _single_channel(kernel, item)
-            return conv_form(
-                self.emitter.hardware, out_channels, out_channels, out_channels,
-                (kernel[0], kernel[1]), 1, element_bytes=item,
-            )  # fmt: skip
-        weights = root(conv.inputs[1]).type
-        assert isinstance(weights, MemRefType)
-        _, group_in, k_h, k_w = weights.get_shape()
-        return self.of_weights(conv, (out_channels, group_in, k_h, k_w))[0]
-
-
-def _single_channel(kernel: tuple[int, ...], item: int) -> ConvForm:
-    """Return the form of a window sum over one channel (a depthwise convolution of one group)."""
-    return ConvForm(True, False, 1, 1, 1, 1, 1, 1, kernel[0] * kernel[1], 1, item)
+        key = (conv, out_channels)
+        if key not in self._outputs:
+            self._outputs[key] = self.nests.form_of_output(conv, out_channels)
+        return self._outputs[key]
 
 
 class Compute:

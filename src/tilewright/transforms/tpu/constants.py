@@ -57,10 +57,13 @@ def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes
     out_channels, group_in, k_h, k_w = weights.shape
     kind = weights.dtype
     assert kind.itemsize == form.element_bytes, (kind, form)
-    width, wide = form.weight_pitch // kind.itemsize, pitch // kind.itemsize
+    width = form.weight_pitch // kind.itemsize
     packed = np.zeros((form.parts, form.part_blocks, form.weight_rows, width), kind)
     if form.diagonal:
-        matrix = weights.reshape(out_channels, k_h * k_w).T[None]  # part, step, column
+        row = weights.reshape(out_channels, k_h * k_w).T
+        matrix = np.zeros((1, k_h * k_w, form.part_out_channels), kind)  # part, step, column
+        for first in _pixel_columns(form):
+            matrix[0, :, first : first + out_channels] = row
     elif form.group_pack > 1:
         pack, group_out = form.group_pack, form.part_out_channels // form.group_pack
         grouped = weights.reshape(form.parts, pack, group_out, group_in, k_h * k_w)
@@ -69,9 +72,7 @@ def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes
             blocks[:, :, index, :, index, :] = grouped[:, index].transpose(0, 3, 2, 1)
         matrix = blocks.reshape(form.parts, -1, pack * group_out)
     elif form.merge_kernel_row:
-        rows = np.zeros((k_h, k_w, wide, out_channels), kind)
-        rows[:, :, :group_in] = weights.transpose(2, 3, 1, 0)
-        matrix = rows.reshape(1, k_h * k_w * wide, out_channels)
+        matrix = _run_matrix(form, weights, pitch // kind.itemsize)
     else:
         parts = weights.reshape(form.parts, form.part_out_channels, group_in, k_h, k_w)
         matrix = parts.transpose(0, 3, 4, 2, 1).reshape(form.parts, -1, form.part_out_channels)
@@ -79,6 +80,34 @@ def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes
         columns = matrix[:, :, block * form.columns : (block + 1) * form.columns]
         packed[:, block, :, : columns.shape[2]] = columns
     return packed.reshape(-1).view(np.uint8)
+
+
+def _pixel_columns(form: ConvForm) -> list[int]:
+    """Return the first column of every output pixel of a pass."""
+    return [pixel * form.out_pitch for pixel in range(form.pixel_pack)]
+
+
+def _run_matrix(form: ConvForm, weights: npt.NDArray[Any], wide: int) -> npt.NDArray[Any]:
+    """Return [1, kernel row and element of the run, column], zero where nothing belongs.
+
+    `wide` is the elements from one pixel of the run to the next.
+    """
+    out_channels, group_in, k_h, k_w = weights.shape
+    groups = form.part_in_channels // group_in
+    group_out = out_channels // groups
+    stride, dilation = form.steps
+    rows = np.zeros((k_h, form.run_pixels, wide, form.part_out_channels), weights.dtype)
+    by_position = weights.transpose(2, 3, 1, 0)  # ky, kx, input, output
+    for pixel, first in enumerate(_pixel_columns(form)):
+        begin = pixel * stride
+        window = rows[:, begin : begin + (k_w - 1) * dilation + 1 : dilation]
+        for group in range(groups):
+            ins, outs = group * group_in, group * group_out
+            window[:, :, ins : ins + group_in, first + outs : first + outs + group_out] = (
+                by_position[..., outs : outs + group_out]
+            )
+    run = rows.reshape(k_h, -1, form.part_out_channels)[:, : form.vector]
+    return run.reshape(1, k_h * form.vector, form.part_out_channels)
 
 
 def pack_parameters(
@@ -119,6 +148,13 @@ def _pack_columns(
 ) -> Bytes:
     """Return [part, block, byte]; `columns` are the first byte and the values of all channels."""
     blocks = np.zeros((form.parts, form.part_blocks, block_bytes), np.uint8)
+    if form.pixel_pack > 1:
+        for start, values in columns:
+            raw = np.ascontiguousarray(values).view(np.uint8)
+            for first in _pixel_columns(form):
+                place = start + first * values.itemsize
+                blocks[0, 0, place : place + raw.size] = raw
+        return blocks
     for part in range(form.parts):
         for block in range(form.part_blocks):
             first = part * form.part_out_channels + block * form.columns

@@ -103,10 +103,32 @@ def _pieces(
     """Yield chunks of blocks and their pieces: `fine` ones if more follows every drain."""
     for chunk in _chunks(form, limit):
         rows, columns, _ = out.sizes
-        step = join_blocks(emitter.hardware, rows, columns) if fine else chunk.count
+        step = join_blocks(emitter.hardware, rows, form.vectors(columns)) if fine else chunk.count
         for first in range(chunk.first, chunk.first + chunk.count, step):
             count = min(step, chunk.first + chunk.count - first)
             yield chunk, _Chunk(chunk.part, first, count)
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Output columns of one instruction: `vectors` of `pixel_pack` pixels from `first` on."""
+
+    first: int
+    vectors: int
+
+
+def _spans(emitter: Emitter, form: ConvForm, columns: int) -> list[_Span]:
+    """Return what covers a row; what is left of it is one vector that ends with the row."""
+    pack = form.pixel_pack
+    if columns < pack:
+        raise TilewrightError(
+            "E0402",
+            f'"{emitter.layer}" packs {pack} output pixels; a row of its tile has {columns}',
+        )
+    spans = [_Span(0, columns // pack)]
+    if columns % pack:
+        spans.append(_Span(columns - pack, 1))
+    return spans
 
 
 def _block_rows(emitter: Emitter, out_h: int, out_w: int) -> int:
@@ -129,7 +151,9 @@ def _cols(form: ConvForm, chunk: _Chunk) -> tuple[int, int]:
     return (form.columns if chunk.count > 1 else last), last
 
 
-def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool) -> Instr:
+def issue_mac(
+    emitter: Emitter, work: Reduction, chunk: _Chunk, span: _Span, accumulate: bool
+) -> Instr:
     """Append the `mac_conv` of a chunk (not pushing yet)."""
     form, act = work.form, work.act.squeezed(3)
     tile = act.buffer
@@ -137,8 +161,9 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
     row, pixel, _ = tile_strides(act)
     row = row or tile.shape[-2] * tile.pitch
     pixel = pixel or tile.pitch
-    out_h, out_w, _ = work.out.squeezed(3).sizes
+    out_h, out_w = work.out.squeezed(3).sizes[0], span.vectors
     k_h, k_w = work.kernel
+    advance = pixel * work.strides[1]
     cols, cols_last = _cols(form, chunk)
     pitch = 0 if work.ones else form.weight_pitch
     block_bytes = 0 if work.ones else form.weight_rows * form.weight_pitch
@@ -155,13 +180,13 @@ def issue_mac(emitter: Emitter, work: Reduction, chunk: _Chunk, accumulate: bool
         accumulate=int(accumulate),
         push=0,
         m_half=emitter.half,
-        act=tile_address(act) + channel * item,
+        act=tile_address(act) + span.first * advance + channel * item,
         wgt=work.weights.address + block * block_bytes,
         out_h=out_h,
         out_w=out_w,
         block_rows=_block_rows(emitter, out_h, out_w),
         oy_stride=row * work.strides[0] if out_h > 1 else 0,
-        ox_stride=pixel * work.strides[1] if out_w > 1 else 0,
+        ox_stride=advance * form.pixel_pack if out_w > 1 else 0,
         k_h=k_h,
         k_w=1 if form.merge_kernel_row else k_w,
         ky_stride=row * work.dilations[0] if k_h > 1 else 0,
@@ -189,7 +214,8 @@ def reduce(emitter: Emitter, work: Reduction, split: bool) -> None:
         acc.pending = work
         return
     chunks = _chunks(work.form, emitter.blocks)
-    instr = issue_mac(emitter, work, chunks[0], accumulate=bool(acc.chunks))
+    (span,) = _spans(emitter, work.form, work.out.squeezed(3).sizes[1])
+    instr = issue_mac(emitter, work, chunks[0], span, accumulate=bool(acc.chunks))
     blocks = instr.fields["oc_blocks"] * ceil(instr.fields["out_h"] / instr.fields["block_rows"])
     if len(chunks) > 1 or blocks > 2:
         raise TilewrightError(
@@ -220,9 +246,9 @@ def requantise(
     work = acc.pending
     assert isinstance(work, Reduction)
     form = work.form
-    row, pixel, _ = tile_strides(out)
     stride = BY_NAME["vec_drain"].field["ob_stride"]
     blocks = emitter.blocks if form.columns * tile.item_bytes <= stride.high else 1
+    spans = _spans(emitter, form, out.sizes[1])
     for chunk, piece in _pieces(emitter, form, blocks, out, join is not None and not acc.chunks):
         emitter.layer = work.layer
         fields = end.fields(
@@ -232,34 +258,57 @@ def requantise(
         for name in ("param", "v"):
             if name in fields:
                 fields[name] += piece.first - chunk.first
-        mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, piece, accumulate=False)
-        mac.fields["push"] = 1
-        blocks = piece.count * ceil(mac.fields["out_h"] / mac.fields["block_rows"])
-        channel = piece.part * form.part_out_channels + piece.first * form.columns
-        tile.drains.append(len(emitter.program))
-        emitter.add(
-            "vec_drain",
-            reads=(),
-            writes=[tile.region],
-            m_half=mac.fields["m_half"],
-            dst=tile_address(out) + channel * tile.item_bytes,
-            out_h=mac.fields["out_h"],
-            out_w=mac.fields["out_w"],
-            block_rows=mac.fields["block_rows"],
-            oc_blocks=piece.count,
-            cols=mac.fields["cols"],
-            cols_last=mac.fields["cols_last"],
-            oy_stride=row if out.sizes[0] > 1 else 0,
-            ox_stride=pixel if out.sizes[1] > 1 else 0,
-            ob_stride=form.columns * tile.item_bytes if piece.count > 1 else 0,
-            **fields,
-        )
-        emitter.half = (mac.fields["m_half"] + blocks) % 2
+        for span in spans:
+            mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, piece, span, False)
+            mac.fields["push"] = 1
+            tile.drains.append(len(emitter.program))
+            _drain(emitter, form, mac, out, piece, span, fields)
         if join is not None:
-            first, last = (piece.count - 1) * form.columns, mac.fields["cols_last"]
-            join(channel, first + last)
+            channel = piece.part * form.part_out_channels + piece.first * form.columns
+            last = form.part_out_channels - piece.first * form.columns
+            join(
+                channel,
+                form.pixel_channels
+                if form.pixel_pack > 1
+                else min(last, piece.count * form.columns),
+            )
     acc.chunks.clear()
     acc.pending = None
+
+
+def _drain(
+    emitter: Emitter,
+    form: ConvForm,
+    mac: Instr,
+    out: View,
+    piece: _Chunk,
+    span: _Span,
+    fields: Fields,
+) -> None:
+    """Append the `vec_drain` of a `mac_conv` into `out` [h, w, c]."""
+    tile = out.buffer
+    assert isinstance(tile, Tile)
+    row, pixel, _ = tile_strides(out)
+    channel = piece.part * form.part_out_channels + piece.first * form.columns
+    emitter.add(
+        "vec_drain",
+        reads=(),
+        writes=[tile.region],
+        m_half=mac.fields["m_half"],
+        dst=tile_address(out) + span.first * pixel + channel * tile.item_bytes,
+        out_h=mac.fields["out_h"],
+        out_w=mac.fields["out_w"],
+        block_rows=mac.fields["block_rows"],
+        oc_blocks=piece.count,
+        cols=mac.fields["cols"],
+        cols_last=mac.fields["cols_last"],
+        oy_stride=row if out.sizes[0] > 1 else 0,
+        ox_stride=pixel * form.pixel_pack if span.vectors > 1 else 0,
+        ob_stride=form.columns * tile.item_bytes if piece.count > 1 else 0,
+        **fields,
+    )
+    blocks = piece.count * ceil(mac.fields["out_h"] / mac.fields["block_rows"])
+    emitter.half = (mac.fields["m_half"] + blocks) % 2
 
 
 def fuse_table(emitter: Emitter, source: View, key: object, table: Tile, target: View) -> None:

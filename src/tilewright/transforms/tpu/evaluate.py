@@ -56,7 +56,7 @@ class Evaluator:
         self.function = function
         self.nests = nests
         self.values: dict[SSAValue, Any] = dict(arguments)
-        self.forms = Forms(emitter, nests)
+        self.forms = Forms(nests)
         self._compute = Compute(emitter, nests, self.values, self.forms)
         self._makers: dict[str, Callable[[Any], Thunk]] = {
             "arith.constant": self._constant,

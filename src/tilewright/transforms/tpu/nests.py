@@ -25,11 +25,15 @@ from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import (
+    PLAIN,
+    ConvForm,
+    Packing,
     activation_bytes,
     align,
     conv_form,
     ones_bytes,
     parameter_bytes,
+    pixel_pitch,
 )
 from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
 from tilewright.spec.hardware import Hardware
@@ -194,6 +198,66 @@ class Nests:
         """Return the output channels of one group of a grouped convolution."""
         return attr_int(conv, "group_out")
 
+    def form(self, op: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
+        """Return how a reduction with weights [o, i/group, kh, kw] runs, and its input's pitch.
+
+        A window sum counts every channel as a group.
+        """
+        out_channels, group_in, k_h, k_w = weights
+        total = attr_int(op, "group", 1)
+        group = out_channels if attr_str(op, "kind") == "sum" else 1
+        if total > 1:
+            group = out_channels // self.group_out(op)
+        x_type = root(op.inputs[0]).type
+        assert isinstance(x_type, MemRefType)
+        item = item_bytes_of(x_type)
+        pitch = pixel_pitch(self.hardware, x_type.get_shape()[-1], item)
+        if group == 1 and attr_str(op, "kind") == "sum":
+            # A depthwise convolution of one group.
+            return ConvForm(True, False, 1, 1, 1, 1, 1, 1, k_h * k_w, 1, item), pitch
+        packing, out_pitch = self._packing(op, out_channels)
+        form = conv_form(
+            self.hardware,
+            group_in * group,
+            out_channels,
+            group,
+            (k_h, k_w),
+            attr_ints(op, "dilations", (1, 1))[1],
+            pitch,
+            item,
+            may_merge=total == 1,
+            stride_x=attr_ints(op, "strides", (1, 1))[1],
+            out_pitch=out_pitch,
+            packing=packing,
+        )
+        return form, pitch
+
+    def form_of_output(self, op: GenericOp, out_channels: int) -> ConvForm:
+        """Return how a reduction runs that makes `out_channels` channels."""
+        if attr_str(op, "kind") == "sum":
+            return self.form(op, (out_channels, 1, *attr_ints(op, "kernel", (1, 1))))[0]
+        weights = root(op.inputs[1]).type
+        assert isinstance(weights, MemRefType)
+        return self.form(op, (out_channels, *weights.get_shape()[1:]))[0]
+
+    def _packing(self, op: GenericOp, out_channels: int) -> tuple[Packing, int | None]:
+        """Return how the tiler wants pixels packed, if the result's buffer allows, and its pitch.
+
+        What lies between the channels of two packed results is overwritten: nothing of another
+        tensor may lie there. A split reduction stays as it is.
+        """
+        pixels, runs = attr_ints(op, "packing", (1, 0))
+        accumulator = root(op.outputs[0])
+        owner = accumulator.owner
+        assert isinstance(owner, Operation)
+        if (pixels == 1 and not runs) or owner.parent is not op.parent:
+            return PLAIN, None
+        result = root(self._user(accumulator, ("requant",), 0).outputs[0]).type
+        assert isinstance(result, MemRefType)
+        if result.get_shape()[-1] != out_channels or item_bytes_of(result) != 1:
+            return PLAIN, None
+        return Packing(pixels, bool(runs)), pixel_pitch(self.hardware, out_channels)
+
     def ones_tile(self, op: GenericOp, emitter: Emitter) -> Tile:
         """Return the row of equal weights of a window sum, written when first asked for.
 
@@ -321,31 +385,12 @@ class Nests:
         if role in ("table_y", "table_x"):
             return align(8 * shape[0], hardware.sram_word_bytes)
         if role == "weights":
-            conv = self.conv_of(op.memref)
-            out_channels, group_in, k_h, k_w = shape
-            group = attr_int(conv, "group", 1)
-            group = out_channels // self.group_out(conv) if group > 1 else 1
-            dilation = attr_ints(conv, "dilations", (1, 1))[1]
-            form = conv_form(
-                hardware, group_in * group, out_channels, group, (k_h, k_w), dilation,
-                element_bytes=item,
-            )  # fmt: skip
+            form, _ = self.form(self.conv_of(op.memref), tuple(shape))
             return form.weight_bytes(hardware)
         if role == "bias":
             conv = self.reduction_of(self.requant_of(op.memref).inputs[0])
-            channels, item = shape[-1], value_bytes(conv.inputs[0])
-            if attr_str(conv, "kind") == "sum":
-                size = hardware.array_size
-                return parameter_bytes(hardware, -(-channels // size), item)
-            weights = root(conv.inputs[1]).type
-            assert isinstance(weights, MemRefType)
-            _, group_in, k_h, k_w = weights.get_shape()
-            group = attr_int(conv, "group", 1)
-            group = channels // self.group_out(conv) if group > 1 else 1
-            form = conv_form(
-                hardware, group_in * group, channels, group, (k_h, k_w), 1, element_bytes=item
-            )
-            return parameter_bytes(hardware, form.blocks, item)
+            form = self.form_of_output(conv, shape[-1])
+            return parameter_bytes(hardware, form.blocks, value_bytes(conv.inputs[0]))
         pixels = 1
         for extent in shape[:-1]:
             pixels *= extent
