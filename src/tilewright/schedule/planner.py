@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from tilewright.schedule.box import BoxChoice, BoxNoFit, BoxProblem, choose_box
 from tilewright.schedule.plan import Home, Plan, Stage, Step, TensorSpec, UnitSpec
+from tilewright.schedule.planner_cascade import build
 from tilewright.schedule.planner_items import first_misfit
 from tilewright.schedule.planner_network import Network
 from tilewright.schedule.planner_search import EFFORTS, Action, Search, State
@@ -55,11 +56,15 @@ def plan_network(
         if state is None:
             break
         plan = _Builder(network, state).build()
-        misfit = first_misfit(hardware, units, tensors, plan)
-        if misfit is None:
-            return plan
-        for unit in plan.steps[misfit].units:
-            reserve[unit] = reserve.get(unit, 0) + hardware.bank_size
+        if isinstance(plan, Plan):
+            misfit = first_misfit(hardware, units, tensors, plan)
+            if misfit is None:
+                return plan
+            tight = plan.steps[misfit].units
+        else:
+            tight = plan
+        for unit in tight:
+            reserve[unit] = reserve.get(unit, 0) + hardware.bank_size // 2
     return apart
 
 
@@ -101,14 +106,17 @@ class _Builder:
             at = at.before
         self.states.reverse()
 
-    def build(self) -> Plan:
-        """Return the plan."""
+    def build(self) -> Plan | tuple[int, ...]:
+        """Return the plan, or the units of a cascade that takes more SRAM than was estimated."""
         homes = self._homes()
         steps: list[Step] = []
         for number, state in enumerate(self.states):
             assert state.action is not None
             assert state.before is not None
-            steps.append(self._step(state.action, self._reason(number, state, homes)))
+            step = self._step(state.action, self._reason(number, state, homes))
+            if step is None:
+                return tuple(range(state.action.first, state.action.last + 1))
+            steps.append(step)
         by_tensor = [
             homes[self.network.buffer(number)] for number in range(len(self.network.tensors))
         ]
@@ -140,11 +148,16 @@ class _Builder:
                 homes[buffer] = replace(homes[buffer], ddr=True)
         return homes
 
-    def _step(self, action: Action, reason: str) -> Step:
+    def _step(self, action: Action, reason: str) -> Step | None:
         units = tuple(range(action.first, action.last + 1))
-        cascade = action.cascade
-        if cascade is None:
+        outline = action.outline
+        if outline is None or action.chain is None:
             return Step(units, action.tilings, reason=reason)
+        cascade = build(
+            self.network.hardware, action.chain, outline.rows, outline.skewed, action.reserved
+        )
+        if cascade is None:
+            return None
         stages = tuple(
             Stage(
                 stage.kind,
@@ -157,21 +170,21 @@ class _Builder:
             for stage in cascade.stages
         )
         capacity = {action.numbers[buffer]: rows for buffer, rows in cascade.capacity}
-        return Step(units, action.tilings, stages, capacity, reason)
+        return Step(units, cascade.tilings, stages, capacity, reason)
 
     def _reason(self, number: int, state: State, homes: dict[int, Home]) -> str:
         action, network = state.action, self.network
         assert action is not None
         assert state.before is not None
-        if action.cascade is None:
+        if action.outline is None:
             text = "by itself"
         else:
             order = (
-                "one round behind each other" if action.cascade.skewed else "one after the other"
+                "one round behind each other" if action.outline.skewed else "one after the other"
             )
             text = (
-                f"a cascade of {len(action.tilings)} units, {action.cascade.rows} rows a round, "
-                f"{order}; {action.cascade.weight_bytes} bytes of weights stay"
+                f"a cascade of {action.last - action.first + 1} units, "
+                f"{action.outline.rows} rows a round, {order}; {action.outline.weight_bytes} bytes of weights stay"
             )
         notes = [text]
         for unit in range(action.first, action.last + 1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -52,16 +51,12 @@ class Chain:
 
 
 @dataclass(frozen=True)
-class Cascade:
-    """One way to run a chain."""
+class Outline:
+    """One way to run a chain, estimated."""
 
     rows: int
     """Rows of the last unit a round."""
     skewed: bool
-    tilings: tuple[ConvTiling | BoxTiling, ...]
-    stages: tuple[Stage, ...]
-    capacity: tuple[tuple[int, int], ...]
-    """Rows of the rolling buffers, by buffer."""
     weight_bytes: int
     other_bytes: int
     """Rolling buffers and parameters."""
@@ -74,6 +69,16 @@ class Cascade:
     tail: float
     """Cycles of DDR after the last stage."""
     ddr_bytes: float
+
+
+@dataclass(frozen=True)
+class Cascade:
+    """The stages of a chain, and its buffers."""
+
+    tilings: tuple[ConvTiling | BoxTiling, ...]
+    stages: tuple[Stage, ...]
+    capacity: tuple[tuple[int, int], ...]
+    """Rows of the rolling buffers, by buffer."""
 
 
 @dataclass(frozen=True)
@@ -181,10 +186,13 @@ def targets(chain: Chain, rows: int) -> list[list[int]]:
     """Return, by round, how many rows of every tensor's buffer are made (or loaded) by its end."""
     last = chain.units[-1]
     rounds: list[list[int]] = []
+    read = {read.tensor for unit in chain.units for read in unit.reads}
+    ends = [unit for unit in chain.units if buffer_of(chain.tensors, unit.writes) not in read]
     for end in [*range(rows, last.rows, rows), last.rows]:
         need = [0] * len(chain.tensors)
         finished = end == last.rows
-        need[last.writes] = end
+        for unit in ends:
+            need[unit.writes] = ceil(unit.rows * end / last.rows)
         for unit in reversed(chain.units):
             made = unit.rows if finished else min(unit.rows, _most(chain, need, unit.writes))
             need[unit.writes] = made
@@ -253,24 +261,24 @@ def _depths(chain: Chain) -> list[int]:
 
 
 @lru_cache(maxsize=4096)
-def candidates(hardware: Hardware, chain: Chain, most_bytes: int) -> tuple[Cascade, ...]:
-    """Return ways to run a chain in `most_bytes` bytes of SRAM, those with most rows first."""
+def outlines(hardware: Hardware, chain: Chain) -> tuple[Outline, ...]:
+    """Return ways to run a chain, by memory, each faster than those before."""
     if any(unit_form(hardware, _problem(unit)) is None for unit in chain.units):
         return ()
     last = chain.units[-1].rows
-    options = sorted({ceil(last / rounds) for rounds in ROUNDS} | {1}, reverse=True)
-    found: list[Cascade] = []
-    for skewed in (False, True):
-        good = 0
-        for rows in options:
-            if _guess(hardware, chain, rows, skewed) > most_bytes:
-                continue
-            made = _price(hardware, chain, rows, skewed, most_bytes)
-            if made is not None:
-                found.append(made)
-                good += 1
-                if good == 3:
-                    break
+    options = sorted({ceil(last / rounds) for rounds in ROUNDS} | {1})
+    made = [_outline(hardware, chain, rows, skewed) for skewed in (False, True) for rows in options]
+    bank = hardware.bank_size
+    made = [
+        item
+        for item in made
+        if align(item.weight_bytes, bank) + align(item.other_bytes, bank) <= hardware.sram_size
+    ]
+    made.sort(key=lambda item: (item.other_bytes, item.engines))
+    found: list[Outline] = []
+    for item in made:
+        if not found or item.engines + item.head < found[-1].engines + found[-1].head:
+            found.append(item)
     return tuple(found)
 
 
@@ -296,41 +304,86 @@ def _fixed(hardware: Hardware, chain: Chain) -> tuple[int, int, int]:
     )
 
 
-def _guess(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> int:
-    """Return about the least SRAM bytes of a cascade."""
-    weights, parameters, _ = _fixed(hardware, chain)
-    step: dict[int, int] = {chain.units[-1].writes: rows}
-    total = 0
-    for unit in reversed(chain.units):
-        made = step.get(unit.writes, step.get(buffer_of(chain.tensors, unit.writes), 1))
-        for read in unit.reads:
-            step[read.tensor] = max(step.get(read.tensor, 0), made * read.stride)
-    for tensor, new in step.items():
-        if tensor in chain.whole or chain.tensors[tensor].inside is not None:
-            continue
-        keep = max(
-            (
-                read.extent - read.stride
-                for unit in chain.units
-                for read in unit.reads
-                if read.tensor == tensor
-            ),
-            default=0,
-        )
-        total += (keep + new) * row_bytes(hardware, chain.tensors[tensor])
-        if skewed:
-            total += new * row_bytes(hardware, chain.tensors[tensor])
-    bank = hardware.bank_size
-    return align(weights, bank) + align(total + parameters, bank)
+def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outline:
+    """Return the estimate of a cascade with this many rows a round.
 
-
-def _price(
-    hardware: Hardware, chain: Chain, rows: int, skewed: bool, most_bytes: int
-) -> Cascade | None:
-    """Return a cascade with this many rows a round, or None if it does not fit."""
+    Rounds are taken to be alike; a rolling buffer to hold what readers keep and one round's new
+    rows, of a round more where the reader works one round behind or DMA runs ahead.
+    """
     rate = rates(hardware)
+    weights, used, constant_bytes = _fixed(hardware, chain)
+    rounds = ceil(chain.units[-1].rows / rows)
+    new: dict[int, int] = {chain.units[-1].writes: rows}
+    keep: dict[int, int] = {}
+    for unit in reversed(chain.units):
+        buffer = buffer_of(chain.tensors, unit.writes)
+        new[buffer] = made = max(new.get(unit.writes, 0), new.get(buffer, 0)) or 1
+        new[unit.writes] = made
+        for read in unit.reads:
+            new[read.tensor] = max(new.get(read.tensor, 0), made * read.stride)
+            keep[read.tensor] = max(keep.get(read.tensor, 0), read.extent - read.stride)
+    depth = _depths(chain) if skewed else [0] * len(chain.units)
+    made_at: dict[int, int] = {}
+    late: dict[int, int] = {}
+    for index, unit in enumerate(chain.units):
+        for read in unit.reads:
+            behind = depth[index] - made_at.get(read.tensor, -1)
+            late[read.tensor] = max(late.get(read.tensor, 0), behind)
+        buffer = buffer_of(chain.tensors, unit.writes)
+        made_at[buffer] = max(made_at.get(buffer, 0), depth[index])
+    copying = 0.0
+    for tensor, count in new.items():
+        spec = chain.tensors[tensor]
+        if tensor in chain.whole or spec.inside is not None:
+            continue
+        kept = keep.get(tensor, 0)
+        # Rows of the rounds that the latest reader is behind are kept as well.
+        if tensor in chain.loaded:
+            kept += late.get(tensor, 0) * count
+        elif skewed:
+            kept += max(0, late.get(tensor, 0) - 1) * count
+        capacity = min(max(kept + count, 2 * kept), spec.rows + spec.pads[0] + spec.pads[2])
+        used += _bytes(hardware, spec, capacity)
+        if capacity < spec.rows:
+            moved = spec.rows / max(1, count) * kept
+            copying += moved * row_bytes(hardware, spec) / hardware.sram_word_bytes
+    mac = vector = engines = 0.0
+    for unit in chain.units:
+        count = min(new[unit.writes], unit.rows)
+        times = unit.rows / count
+        cost = stage_cost(hardware, _problem(unit), count)
+        mac += times * (cost.mac + STAGE_OVERHEAD_CYCLES)
+        vector += times * cost.vector
+        engines += times * (max(cost.mac, cost.vector) + cost.tail + STAGE_OVERHEAD_CYCLES)
+    vector += copying
+    engines = max(mac, vector) if skewed else engines + copying
+    if skewed:
+        engines += engines / rounds * max(depth) * 0.2
+    memory = rate.transfer(constant_bytes, 2 * len(chain.units))
+    head, tail, ddr = memory + rate.latency_cycles, 0.0, float(constant_bytes)
+    for tensor in (*chain.loaded, *chain.stored):
+        spec = chain.tensors[tensor]
+        size = spec.rows * spec.columns * spec.channels * spec.element_bytes
+        cycles = rate.transfer(size, rounds if spec.inside is None else spec.rows * spec.columns)
+        memory += cycles
+        ddr += size
+        if tensor in chain.stored:
+            tail = max(tail, cycles / rounds + rate.latency_cycles)
+        else:
+            head += cycles / rounds
+    return Outline(rows, skewed, weights, used, engines, memory, head, tail, ddr)
+
+
+@lru_cache(maxsize=1024)
+def build(
+    hardware: Hardware, chain: Chain, rows: int, skewed: bool, reserved: int
+) -> Cascade | None:
+    """Return the stages and buffers of a cascade, or None if it does not fit.
+
+    `reserved` bytes hold other tensors.
+    """
     stages = stages_of(chain, rows, skewed)
-    weights, parameters, constant_bytes = _fixed(hardware, chain)
+    weights, parameters, _ = _fixed(hardware, chain)
     events = {
         buffer: [access.event for access in items]
         for buffer, items in accesses(stages, chain.units, chain.tensors).items()
@@ -343,59 +396,16 @@ def _price(
         capacity[buffer] = least_capacity(tensor.rows, of_buffer)
         used += _bytes(hardware, tensor, capacity[buffer])
     bank = hardware.bank_size
-    if align(weights, bank) + align(used, bank) > most_bytes:
+    room = hardware.sram_size - align(weights, bank) - align(used + reserved, bank)
+    if room < 0:
         return None
-    room = most_bytes - align(weights, bank) - used
-    moved: dict[int, int] = {}
+    room += align(used + reserved, bank) - used - reserved
     for buffer, of_buffer in events.items():
-        tensor = chain.tensors[buffer]
-        moved[buffer] = _moved(tensor.rows, of_buffer, capacity[buffer])
-        room -= _grow(hardware, tensor, of_buffer, buffer, capacity, moved, room)
-    used = parameters + sum(
-        _bytes(hardware, chain.tensors[buffer], rows) for buffer, rows in capacity.items()
-    )
-    mac = vector = engines = 0.0
-    for (index, count), times in Counter(
-        (stage.index, stage.last - stage.first) for stage in stages if stage.kind == "compute"
-    ).items():
-        cost = stage_cost(hardware, _problem(chain.units[index]), count)
-        mac += times * (cost.mac + STAGE_OVERHEAD_CYCLES)
-        vector += times * cost.vector
-        engines += times * (max(cost.mac, cost.vector) + cost.tail + STAGE_OVERHEAD_CYCLES)
-    copying = sum(
-        2 * count * row_bytes(hardware, chain.tensors[buffer]) / hardware.sram_word_bytes
-        for buffer, count in moved.items()
-    )
-    vector += copying
-    engines = max(mac, vector) if skewed else engines + copying
-    memory = rate.transfer(constant_bytes, 2 * len(chain.units))
-    head, tail, ddr = memory + rate.latency_cycles, 0.0, float(constant_bytes)
-    first = True
-    for stage in stages:
-        if stage.kind == "compute":
-            first = False
-            continue
-        tensor = chain.tensors[stage.index]
-        size = (stage.last - stage.first) * tensor.columns * tensor.channels * tensor.element_bytes
-        cycles = rate.transfer(size, 1 if tensor.inside is None else stage.last - stage.first)
-        memory += cycles
-        ddr += size
-        if first:
-            head += cycles
-        tail = cycles + rate.latency_cycles if stage.kind == "store" else tail
+        room -= _grow(hardware, chain.tensors[buffer], of_buffer, buffer, capacity, room)
     return Cascade(
-        rows,
-        skewed,
         tuple(_tiling(hardware, unit, stages, index) for index, unit in enumerate(chain.units)),
         tuple(stages),
         tuple(sorted(capacity.items())),
-        weights,
-        used,
-        engines,
-        memory,
-        head,
-        tail,
-        ddr,
     )
 
 
@@ -416,21 +426,12 @@ def _bytes(hardware: Hardware, tensor: TensorSpec, rows: int) -> int:
     return activation_bytes(hardware, rows * columns, tensor.channels, tensor.element_bytes)
 
 
-def _moved(rows: int, events: Sequence[Event], capacity: int) -> int:
-    places = roll(rows, events, capacity)
-    assert places is not None
-    return sum(
-        action.count for place in places for action in place.actions if action.kind == "move"
-    )
-
-
 def _grow(
     hardware: Hardware,
     tensor: TensorSpec,
     events: Sequence[Event],
     buffer: int,
     capacity: dict[int, int],
-    moved: dict[int, int],
     room: int,
 ) -> int:
     """Enlarge a rolling buffer so that rows are copied seldom and DMA runs ahead; return bytes."""
@@ -443,6 +444,5 @@ def _grow(
         if wanted <= had or extra > room / 2 or roll(tensor.rows, events, wanted) is None:
             continue
         capacity[buffer] = wanted
-        moved[buffer] = _moved(tensor.rows, events, wanted)
         return extra
     return 0

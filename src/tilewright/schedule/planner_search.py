@@ -12,7 +12,7 @@ from itertools import product
 from tilewright.schedule.box import BoxChoice, BoxTiling, choose_box
 from tilewright.schedule.cost import rates
 from tilewright.schedule.footprint import align
-from tilewright.schedule.planner_cascade import Cascade, Chain, candidates
+from tilewright.schedule.planner_cascade import Chain, Outline, outlines
 from tilewright.schedule.planner_network import Network
 from tilewright.schedule.tiling import (
     Choice,
@@ -65,9 +65,13 @@ class Action:
     last: int
     price: StepPrice
     tilings: tuple[ConvTiling | BoxTiling | None, ...]
-    cascade: Cascade | None
+    outline: Outline | None
+    """Of a cascade."""
+    chain: Chain | None
     numbers: tuple[int, ...]
     """Cascade: the tensors of its chain."""
+    reserved: int
+    """SRAM of held tensors, rounded up."""
     inner: frozenset[int]
     """Buffers that have no home outside the cascade."""
 
@@ -219,7 +223,7 @@ class Search:
         target = network.buffer(spec.writes)
         if target in holds and network.buffers[target].ddr_needed:
             price = self._copied(price, target)
-        return Action(unit, unit, price, (tiling,), None, (), frozenset())
+        return Action(unit, unit, price, (tiling,), None, None, (), 0, frozenset())
 
     def _copied(self, price: StepPrice, buffer: int) -> StepPrice:
         """Add the copy of a held tensor to DDR."""
@@ -250,7 +254,7 @@ class Search:
             names = (*names, "output")
             taken = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
             problem = replace(problem, held=taken)
-            choice = choose_conv(hardware, problem, reserved)
+            choice = choose_conv(hardware, problem, reserved, planned=True)
             if not isinstance(choice, Choice):
                 return None
             buffers = choice.tiling.buffers(hardware, problem)
@@ -308,21 +312,27 @@ class Search:
         stored = {self.network.buffer(numbers[tensor]) for tensor in chain.stored}
         inner = frozenset(made_here - held - stored)
         actions: list[Action] = []
-        for cascade in candidates(self.hardware, chain, self.hardware.sram_size - reserved):
-            bank = self.hardware.bank_size
+        bank, size = self.hardware.bank_size, self.hardware.sram_size
+        for cascade in reversed(outlines(self.hardware, chain)):
+            needed = align(cascade.weight_bytes, bank)
+            needed += align(cascade.other_bytes + reserved, bank)
+            if needed > size:
+                continue
             price = StepPrice(
                 cascade.engines,
                 cascade.memory,
                 cascade.head,
                 cascade.tail,
                 cascade.ddr_bytes,
-                align(cascade.weight_bytes, bank) + align(cascade.other_bytes + reserved, bank),
+                needed,
                 cascade.weight_bytes,
             )
             for buffer in holds:
                 if self.network.buffers[buffer].ddr_needed:
                     price = self._copied(price, buffer)
-            actions.append(Action(first, last, price, cascade.tilings, cascade, numbers, inner))
+            actions.append(Action(first, last, price, (), cascade, chain, numbers, reserved, inner))
+            if len(actions) == 2:
+                break
         return actions
 
     def _after(

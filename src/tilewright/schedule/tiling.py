@@ -42,7 +42,10 @@ MAX_PIXEL_STRIDE = MAC["ox_stride"].high
 REDUCTIONS = ("k", "kr", "kc")
 WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
 SHARES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
+FEW_SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 TABLE_BYTES = 256
+NEAR = 1.15
+"""Estimates this close to the least cycles of a layer are not worth a longer search."""
 
 
 @dataclass(frozen=True)
@@ -291,21 +294,21 @@ INPUT_LOOPS = ("n", "h", "w", "g", *REDUCTIONS)
 OUTPUT_LOOPS = ("n", "h", "w", "g", "o")
 
 
-def shares(size: int, unit: int = 1) -> list[int]:
+def shares(size: int, unit: int = 1, counts: tuple[int, ...] = SHARES) -> list[int]:
     """Return even parts of `size`, multiples of `unit` (or all of it), largest first."""
     blocks = ceil(size / unit)
-    parts = {min(size, ceil(blocks / count) * unit) for count in SHARES}
+    parts = {min(size, ceil(blocks / count) * unit) for count in counts}
     parts.add(min(size, unit))
     return sorted(parts, reverse=True)
 
 
 def _channel_tiles(
-    hardware: Hardware, problem: ConvProblem, split: bool
+    hardware: Hardware, problem: ConvProblem, split: bool, counts: tuple[int, ...]
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (groups, output channels of a group, input channels of a group)."""
     size = hardware.array_size
     if problem.diagonal:
-        for groups in shares(problem.group, size):
+        for groups in shares(problem.group, size, counts):
             yield groups, 1, 1
         # Below the array's width tiles waste it, but may be all that fits.
         for groups in shares(min(problem.group, size)):
@@ -316,7 +319,7 @@ def _channel_tiles(
             if problem.group % groups == 0:
                 yield groups, problem.group_out, problem.group_in
     ins = _even(problem.group_in, size) if split else [problem.group_in]
-    for out_channels in shares(problem.group_out, size):
+    for out_channels in shares(problem.group_out, size, counts):
         for in_channels in ins:
             yield 1, out_channels, in_channels
 
@@ -379,10 +382,14 @@ def _slot_choices(problem: ConvProblem) -> list[tuple[int, int, int, int]]:
 
 
 class _Search:
-    def __init__(self, hardware: Hardware, problem: ConvProblem, reserved: int) -> None:
+    def __init__(
+        self, hardware: Hardware, problem: ConvProblem, reserved: int, planned: bool
+    ) -> None:
         self.hardware = hardware
         self.problem = problem
         self.reserved = reserved
+        self.planned = planned
+        self.counts = FEW_SHARES if planned else SHARES
         self.rates = rates(hardware)
         self.slots = _slot_choices(problem)
         self.found: list[tuple[float, float, int, ConvTiling, NestCost]] = []
@@ -391,11 +398,33 @@ class _Search:
     def run(self) -> None:
         for level in range(4):
             for kernel in _kernel_tiles(self.problem, level):
-                for groups, outs, ins in _channel_tiles(self.hardware, self.problem, level > 0):
+                for groups, outs, ins in _channel_tiles(
+                    self.hardware, self.problem, level > 0, self.counts
+                ):
                     self._pixels(ConvTiling(groups, outs, ins, kernel, 1, 1))
             # Splitting a window sum costs little, and may be what lets a tile keep its channels.
-            if self.found and (self.problem.kind != "sum" or level >= 2):
+            if not self.found or (self.problem.kind == "sum" and level < 2):
+                continue
+            if not self.planned or self._near_least():
                 return
+
+    def _near_least(self) -> bool:
+        """Tell whether splitting the reduction further could not save much."""
+        problem = self.problem
+        if problem.kind == "sum" or problem.group > 1:
+            return True
+        best = min(self.found, key=lambda item: item[:3])
+        area = problem.kernel[0] * problem.kernel[1]
+        least = float(problem.group_in * problem.out_channels * area)
+        if "input" not in problem.held:
+            least += problem.batch * problem.in_rows * problem.in_columns * problem.in_channels
+        pixels = problem.batch * problem.out_rows * problem.out_columns
+        outputs = pixels * problem.out_channels
+        least += outputs * (("output" not in problem.held) + ("second" not in problem.held))
+        size = self.hardware.array_size
+        steps = ceil(problem.group_in / size) * area * ceil(problem.out_channels / size)
+        memory = least * problem.element_bytes / self.rates.ddr_bytes_per_cycle
+        return best[0] <= NEAR * max(memory, pixels * steps)
 
     def _pixels(self, base: ConvTiling) -> None:
         problem, hardware = self.problem, self.hardware
@@ -423,7 +452,7 @@ class _Search:
                     continue
                 if self._slots(tiling, form):
                     good += 1
-                if good > 3:
+                if good > (1 if self.planned else 3):
                     break
             # Narrower tiles only read more; they are for what does not fit otherwise.
             if good and columns < problem.out_columns:
@@ -556,15 +585,19 @@ def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels
 
 
 @lru_cache(maxsize=4096)
-def choose_conv(hardware: Hardware, problem: ConvProblem, reserved: int = 0) -> Choice | NoFit:
+def choose_conv(
+    hardware: Hardware, problem: ConvProblem, reserved: int = 0, *, planned: bool = False
+) -> Choice | NoFit:
     """Return the cheapest tiling that fits, or why there is none.
 
     `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included.
+    `planned`: fewer sizes are tried, and a reduction is split where that pays, not only where
+    nothing fits otherwise.
     """
     pixel = max(1, problem.in_channels) * problem.element_bytes
     if problem.strides[1] * pixel > MAX_PIXEL_STRIDE * 4:
         return NoFit((), 0, f"a horizontal stride of {problem.strides[1]} is too far for the chip")
-    search = _Search(hardware, problem, reserved)
+    search = _Search(hardware, problem, reserved, planned)
     search.run()
     if not search.found:
         if search.smallest is None:
