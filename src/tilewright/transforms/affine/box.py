@@ -7,13 +7,15 @@ changes with, the result is stored after the compute op.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import product
 
 from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import SSAValue
 
 from tilewright.schedule.box import BoxOperand, BoxProblem, BoxTiling
 from tilewright.schedule.tiling import TileLoop
+from tilewright.transforms.affine.held import Place, SramImage
 from tilewright.transforms.affine.index import Index
 from tilewright.transforms.affine.nest import Nest, View, view_of
 from tilewright.transforms.affine.tiles import Span, load, store
@@ -21,12 +23,13 @@ from tilewright.transforms.affine.tiles import Span, load, store
 
 @dataclass(frozen=True)
 class BoxTensor:
-    """An operand's tensor in DDR.
+    """An operand's tensor.
 
-    Its leading dimensions are the outer loops (1 where it broadcasts), the others the operand's.
+    In DDR its leading dimensions are the outer loops (1 where it broadcasts), the others the
+    operand's. An image in SRAM is neither loaded nor stored: its tiles are views of it.
     """
 
-    value: SSAValue
+    value: Place
     operand: BoxOperand
     before: tuple[int, ...] = ()
     """Padding in front of each of the operand's dimensions; empty for none."""
@@ -58,11 +61,30 @@ class BoxNest:
     outer_at: list[Index] = field(default_factory=list[Index])
     tiles: dict[int, View] = field(default_factory=dict[int, View])
 
+    last: int = 0
+    """Behind the last index of the first axis."""
+
     def emit(self) -> None:
         """Append the nest."""
         self.nest.layer = self.layer
+        self.last = self.problem.sizes[0]
         self.prepare()
         self._outer(0)
+
+    def strip(self, first: int, last: int, places: Sequence[SramImage]) -> None:
+        """Append the computation of rows `first..last` (exclusive) of images in SRAM, unrolled."""
+        self.nest.layer = self.layer
+        self.last = last
+        self.tensors = [
+            replace(tensor, value=place) for tensor, place in zip(self.tensors, places, strict=True)
+        ]
+        _, columns, channels = self.problem.sizes
+        ranges = zip((first, 0, 0), (last, columns, channels), self.tiling.tile, strict=True)
+        for at in product(*(range(*item) for item in ranges)):
+            self.at = {str(axis): Index(value) for axis, value in enumerate(at)}
+            for number, tensor in enumerate(self.tensors[:-1]):
+                self.tiles[number] = self._load(number, tensor)
+            self._result()
 
     def _outer(self, depth: int) -> None:
         if depth < len(self.outer):
@@ -94,7 +116,8 @@ class BoxNest:
         return inside[-1] + 1 if inside else 0
 
     def _extent(self, axis: int) -> Index:
-        size, step = self.problem.sizes[axis], self.tiling.tile[axis]
+        size = self.problem.sizes[axis] if axis else self.last
+        step = self.tiling.tile[axis]
         return self.nest.minimum(step, Index(size) - self.at[str(axis)])
 
     def _spans(self, tensor: BoxTensor) -> list[Span]:
@@ -113,16 +136,16 @@ class BoxNest:
             spans.append(Span(first, length, full, padded))
         return spans
 
-    def _tile(self, number: int, tensor: BoxTensor) -> View:
-        kind = tensor.value.type
+    def _tile(self, number: int, tensor: BoxTensor, value: SSAValue) -> View:
+        kind = value.type
         assert isinstance(kind, MemRefType)
         shape = tensor.operand.extents(self.tiling.tile)
         slots = self.tiling.slots[number]
         return self.nest.alloc(shape, kind.element_type, tensor.operand.role, slots)
 
-    def _place(self, tensor: BoxTensor) -> list[Index]:
-        """Return the index of the leading dimensions of a tensor."""
-        kind = tensor.value.type
+    def _place(self, tensor: BoxTensor, value: SSAValue) -> list[Index]:
+        """Return the index of the leading dimensions of a tensor in DDR."""
+        kind = value.type
         assert isinstance(kind, MemRefType)
         leading = (
             kind.get_shape()[: len(self.outer)]
@@ -135,19 +158,29 @@ class BoxNest:
         ]
 
     def _load(self, number: int, tensor: BoxTensor) -> View:
-        tile = self._tile(number, tensor)
-        outer, spans = self._place(tensor), self._spans(tensor)
-        return load(self.nest, view_of(tensor.value), outer, spans, tile, tensor.fill)
+        value, spans = tensor.value, self._spans(tensor)
+        if isinstance(value, SramImage):
+            return self._box(value, spans)
+        tile, outer = self._tile(number, tensor, value), self._place(tensor, value)
+        return load(self.nest, view_of(value), outer, spans, tile, tensor.fill)
+
+    def _box(self, image: SramImage, spans: Sequence[Span]) -> View:
+        starts, lengths = [span.first for span in spans], [span.length for span in spans]
+        return image.box(self.nest, starts, lengths)
 
     def _result(self) -> None:
         number = len(self.tensors) - 1
         tensor = self.tensors[number]
-        spans = self._spans(tensor)
-        tile = self._tile(number, tensor)
-        used = self.nest.view(tile, [0] * len(spans), [span.length for span in spans])
+        value, spans = tensor.value, self._spans(tensor)
+        if isinstance(value, SramImage):
+            used = self._box(value, spans)
+        else:
+            tile = self._tile(number, tensor, value)
+            used = self.nest.view(tile, [0] * len(spans), [span.length for span in spans])
         self.compute([*(self.tiles[index] for index in range(number)), used])
-        starts = [span.first for span in spans]
-        store(self.nest, used, view_of(tensor.value), self._place(tensor), starts)
+        if not isinstance(value, SramImage):
+            starts = [span.first for span in spans]
+            store(self.nest, used, view_of(value), self._place(tensor, value), starts)
 
 
 @dataclass

@@ -9,14 +9,16 @@ Each tile is loaded inside the innermost loop it changes with; loops of one iter
         conv ins(x, w) outs(acc)
       }
       requant ins(acc, bias, mult, shift) outs(y);  lut ins(y, table) outs(y)
-      eltwise ins(y, z) outs(y);  store y        // z: a tile of another tensor in DDR
+      eltwise ins(y, z) outs(y);  store y        // z: a tile of another tensor
     }
+
+What lies in SRAM as a whole is neither loaded nor stored: its tiles are views of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -31,10 +33,12 @@ from xdsl.ir.affine import AffineMap
 from tilewright.schedule.tiling import (
     INPUT_LOOPS,
     OUTPUT_LOOPS,
+    REDUCTIONS,
     ConvProblem,
     ConvTiling,
 )
 from tilewright.transforms.affine import bodies
+from tilewright.transforms.affine.held import Place, SramImage
 from tilewright.transforms.affine.index import Index
 from tilewright.transforms.affine.nest import ACCUMULATORS, Nest, View, dims, table, view_of
 from tilewright.transforms.affine.segment import element_of
@@ -47,11 +51,11 @@ PARAMETERS = ("bias", "mult", "shift")
 
 @dataclass(frozen=True)
 class Join:
-    """An elementwise operation of the layer's result and another tensor in DDR."""
+    """An elementwise operation of the layer's result and another tensor."""
 
     op: GenericOp
     layer: str
-    other: SSAValue
+    other: Place
     """[n, oh, ow, o]."""
     first: bool
     """Whether the layer's result is the first operand."""
@@ -60,19 +64,20 @@ class Join:
 
 @dataclass(frozen=True)
 class ConvLayer:
-    """A layer and its tensors in DDR: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o].
+    """A layer and its tensors: x [n, h, w, c], w [o, i/group, kh, kw], y [n, oh, ow, o].
 
-    The weights of a product of two activations are [n, o, i, 1, 1]; n may be 1 in x or w.
+    What lies in SRAM has no n. The weights of a product of two activations are [n, o, i, 1, 1]; n
+    may be 1 in x or w.
     """
 
     layer: str
     problem: ConvProblem
     tiling: ConvTiling
-    x: SSAValue
+    x: Place
     weights: SSAValue | None
     parameters: tuple[SSAValue, ...]
     """Bias, and for codes multiplier and shift."""
-    y: SSAValue
+    y: Place
     pads: tuple[int, int]
     """Rows above and columns to the left of the image."""
     zero: float
@@ -81,6 +86,8 @@ class ConvLayer:
     """The linalg op of the reduction."""
     requant: Callable[[], Region]
     requant_attributes: dict[str, Attribute]
+    elements: tuple[Attribute, Attribute]
+    """Of x and of y."""
     lut: GenericOp | None = None
     lut_table: SSAValue | None = None
     lut_layer: str = ""
@@ -95,22 +102,73 @@ class ConvNest:
     work: ConvLayer
     at: dict[str, Index] = field(default_factory=dict[str, Index])
     tiles: dict[str, View] = field(default_factory=dict[str, View])
+    ranges: list[tuple[dict[str, Index], dict[str, View]]] = field(
+        default_factory=list[tuple[dict[str, Index], dict[str, View]]]
+    )
+    """Of output channels: where each starts, and its constants."""
+    last_row: int = 0
+    """Behind the last row that is computed."""
 
     def emit(self) -> None:
         """Append the nest."""
         loops = self.work.tiling.loops(self.work.problem)
         self.at = {loop.name: Index(0) for loop in loops}
         self.active = [loop for loop in loops if loop.count > 1]
+        self.last_row = self.work.problem.out_rows
         self.nest.layer = self.work.layer
+        self._load_shared()
+        self._level(0)
+
+    def load_constants(self) -> None:
+        """Append what rows computed one by one share: weights and parameters of all channels."""
+        problem, tiling = self.work.problem, self.work.tiling
+        loops = {loop.name: loop for loop in tiling.loops(problem)}
+        assert all(loops[name].count == 1 for name in ("n", *REDUCTIONS)), self.work.layer
+        self.nest.layer = self.work.layer
+        self._load_shared()
+        shared = dict(self.tiles)
+        for group in range(0, problem.group, tiling.groups):
+            for channel in range(0, problem.group_out, tiling.out_channels):
+                self.at = dict.fromkeys(loops, Index(0))
+                self.at |= {"g": Index(group), "o": Index(channel)}
+                self.tiles = dict(shared)
+                if self.work.weights is not None:
+                    self._load_weights()
+                self._load_parameters()
+                self.ranges.append((self.at, self.tiles))
+
+    def strip(self, first: int, last: int, x: Place, y: Place, other: Place | None) -> None:
+        """Append the computation of rows `first..last` (exclusive), by constants loaded before."""
+        join = self.work.join
+        if join is not None:
+            assert other is not None
+            join = replace(join, other=other)
+        self.work = replace(self.work, x=x, y=y, join=join)
+        self.last_row = last
+        self.nest.layer = self.work.layer
+        tiling = self.work.tiling
+        for at, tiles in self.ranges:
+            for row in range(first, last, tiling.rows):
+                for column in range(0, self.work.problem.out_columns, tiling.columns):
+                    self.at = at | {"h": Index(row), "w": Index(column)}
+                    self.tiles = dict(tiles)
+                    self._start()
+                    self._load_input()
+                    if join is not None:
+                        self._load_second(join)
+                    self._reduce()
+                    self._finish()
+
+    def _load_shared(self) -> None:
+        """Load what all tiles share."""
         if self.work.lut_table is not None:
             tile = self.nest.alloc([256], i8, "table", 1)
             self.nest.copy(view_of(self.work.lut_table), tile)
             self.tiles["table"] = tile
         if self.work.problem.kind == "sum":
             self.tiles["window"] = self.nest.alloc(
-                self.work.tiling.kernel, element_of(self.work.x), "window", 1, ACCUMULATORS
+                self.work.tiling.kernel, self.work.elements[0], "window", 1, ACCUMULATORS
             )
-        self._level(0)
 
     def _depth(self, names: tuple[str, ...]) -> int:
         """Return how many loops are open where a tile that changes with `names` is filled."""
@@ -145,7 +203,7 @@ class ConvNest:
         return self.nest.minimum(step, Index(size) - self.at[name])
 
     def _rows(self) -> Index:
-        return self._extent("h", self.work.problem.out_rows, self.work.tiling.rows)
+        return self._extent("h", self.last_row, self.work.tiling.rows)
 
     def _columns(self) -> Index:
         return self._extent("w", self.work.problem.out_columns, self.work.tiling.columns)
@@ -180,7 +238,7 @@ class ConvNest:
             first = self.at["k"]
             depth = self._extent("k", problem.group_in, tiling.in_channels)
         shape = [
-            tiling.groups * tiling.out_channels,
+            count.high,
             min(problem.group_in, tiling.in_channels),
             *tiling.kernel,
         ]
@@ -200,8 +258,7 @@ class ConvNest:
         slots = tiling.parameter_slots(self.work.problem)
         for role, source in zip(PARAMETERS, self.work.parameters, strict=False):
             whole = view_of(source)
-            size = tiling.groups * tiling.out_channels
-            tile = nest.alloc([size], whole.type.element_type, role, slots)
+            tile = nest.alloc([count.high], whole.type.element_type, role, slots)
             used = nest.view(tile, [0], [count])
             nest.copy(nest.view(whole, [start], [count]), used)
             self.tiles[role] = used
@@ -233,8 +290,12 @@ class ConvNest:
             )
         start, count = self._channels(output=False)
         spans.append(Span(start, count, problem.in_channels))
+        if isinstance(self.work.x, SramImage):
+            starts, lengths = [span.first for span in spans], [span.length for span in spans]
+            self.tiles["input"] = self.work.x.box(nest, starts, lengths)
+            return
         shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
-        tile = nest.alloc(shape, element_of(self.work.x), "input", tiling.input_slots)
+        tile = nest.alloc(shape, self.work.elements[0], "input", tiling.input_slots)
         source = view_of(self.work.x)
         self.tiles["input"] = load(nest, source, [self._image(source)], spans, tile, self.work.zero)
 
@@ -252,7 +313,7 @@ class ConvNest:
         nest = self.nest
         _, count = self._channels(output=True)
         sizes = [self._rows(), self._columns(), count]
-        element = accumulator_of(element_of(self.work.x))
+        element = accumulator_of(self.work.elements[0])
         tile = nest.alloc(self._result_shape(), element, "accumulator", 1, ACCUMULATORS)
         used = nest.view(tile, [0] * 3, sizes)
         nest.fill(0, used)
@@ -262,6 +323,10 @@ class ConvNest:
         """Load what is joined to the results; early, so that it is there when they are."""
         nest, problem, sizes = self.nest, self.work.problem, self.tiles["acc"].sizes
         start, _ = self._channels(output=True)
+        if isinstance(join.other, SramImage):
+            starts = [self.at["h"], self.at["w"], start]
+            self.tiles["second"] = join.other.box(nest, starts, sizes)
+            return
         spans = [
             Span(self.at["h"], sizes[0], problem.out_rows),
             Span(self.at["w"], sizes[1], problem.out_columns),
@@ -317,9 +382,14 @@ class ConvNest:
     def _finish(self) -> None:
         nest, work, tiling = self.nest, self.work, self.work.tiling
         acc = self.tiles["acc"]
-        element = element_of(work.y)
-        tile = nest.alloc(self._result_shape(), element, "output", tiling.output_slots)
-        used = nest.view(tile, [0] * 3, acc.sizes)
+        start, _ = self._channels(output=True)
+        starts = [self.at["h"], self.at["w"], start]
+        if isinstance(work.y, SramImage):
+            used = work.y.box(nest, starts, acc.sizes)
+        else:
+            shape = self._result_shape()
+            tile = nest.alloc(shape, work.elements[1], "output", tiling.output_slots)
+            used = nest.view(tile, [0] * 3, acc.sizes)
         identity = AffineMap.identity(3)
         along = table(3, [dims(3)[2]])
         inputs = [
@@ -338,9 +408,8 @@ class ConvNest:
             body = bodies.plain(work.join.op)
             nest.generic("eltwise", inputs, (used, identity), body, work.join.attributes)
             nest.layer = work.layer
-        start, _ = self._channels(output=True)
-        starts = [self.at["h"], self.at["w"], start]
-        store(nest, used, view_of(work.y), [self.at["n"]], starts)
+        if not isinstance(work.y, SramImage):
+            store(nest, used, view_of(work.y), [self.at["n"]], starts)
 
 
 def emit_lookup(nest: Nest, op: GenericOp, source: View, values: View, target: View) -> None:

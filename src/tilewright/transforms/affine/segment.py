@@ -16,10 +16,12 @@ from xdsl.dialects.builtin import (
     StringAttr,
     TensorType,
 )
+from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
+from tilewright.schedule.permutation import merged_permutation
 from tilewright.schedule.placement import TileBuffer
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.nest import Nest, view_of
@@ -43,13 +45,21 @@ class Buffers:
     """Tensors the function returns."""
     inside: set[SSAValue] = field(default_factory=set[SSAValue])
     """Tensors that lie inside the buffer of a concatenation."""
+    parameters: dict[GenericOp, tuple[SSAValue, ...]] = field(
+        default_factory=dict[GenericOp, tuple[SSAValue, ...]]
+    )
+    """By channel, of requantisations whose own are scalars."""
+    outputs: list[SSAValue] = field(default_factory=list[SSAValue])
+    """Results of the function that are copies of other tensors."""
+    held_bytes: int = 0
+    """SRAM that tensors take during the current step."""
 
     def of(self, value: SSAValue) -> SSAValue:
         """Return the buffer of a tensor; reshapes become other shapes of their source's buffer."""
         found = self.known.get(value)
         if found is None:
             owner = value.owner
-            if not isinstance(owner, Operation) or owner.name not in RESHAPES:
+            if not isinstance(owner, Operation) or not is_alias(owner):
                 name = owner.name if isinstance(owner, Operation) else "an argument"
                 raise TilewrightError("E0501", f"{name} has no buffer when it is read")
             found = self.nest.reshape(self.of(owner.operands[0]), tensor_shape(value))
@@ -71,6 +81,11 @@ class Buffers:
             found = self._allocate(value, producer)
         self.known[value] = found
         return found
+
+    def target(self, value: SSAValue, producer: Operation, shape: Sequence[int]) -> SSAValue:
+        """Return the buffer of a tensor that a nest will write under another shape."""
+        found = self.make(value, producer, strided=tuple(shape) == tensor_shape(value))
+        return self.nest.reshape(found, shape)
 
     def _allocate(self, value: SSAValue, producer: Operation) -> SSAValue:
         kind = value.type
@@ -114,7 +129,7 @@ class Buffers:
                 "E0501", f'concat "{text(insert, "layer")}" writes into a tensor that is not new'
             )
         chain = [first.dest, first.result]
-        while (following := _insertion_into(chain[-1])) is not None:
+        while (following := insertion_into(chain[-1])) is not None:
             chain.append(following.result)
         producer = chain[-1].owner
         assert isinstance(producer, Operation)
@@ -123,16 +138,43 @@ class Buffers:
         return found
 
     def decide(
-        self, layer: str, what: str, cycles: float, sram: int, other: str, other_cycles: float
+        self,
+        layer: str,
+        what: str,
+        cycles: float | None = None,
+        sram: int = 0,
+        other: str = "",
+        other_cycles: float = 0,
     ) -> None:
-        """Log a choice with its runner-up."""
+        """Log a choice; with its estimate and its runner-up if it was made for the layer alone."""
+        if cycles is None:
+            self.context.decide(layer, PASS, True, f"{what}; chosen with what else SRAM holds")
+            return
         reason = f"{what}; {sram} bytes of SRAM; estimated {cycles:.0f} cycles"
         if other:
             reason += f" (next best: {other}, {other_cycles:.0f})"
         self.context.decide(layer, PASS, True, reason, cycles=int(cycles), sram_bytes=sram)
 
 
-def _insertion_into(value: SSAValue) -> tensor.InsertSliceOp | None:
+def moves_nothing(op: GenericOp) -> bool:
+    """Tell whether a transposition is only another shape."""
+    sizes, _ = merged_permutation(tensor_shape(op.inputs[0]), numbers(op, "perm"))
+    return len(sizes) <= 1
+
+
+def is_alias(op: Operation) -> bool:
+    """Tell whether the result of an op is its operand under another shape."""
+    if op.name in RESHAPES:
+        return True
+    return (
+        isinstance(op, GenericOp)
+        and text(op, "kind") == "copy"
+        and "perm" in op.attributes
+        and moves_nothing(op)
+    )
+
+
+def insertion_into(value: SSAValue) -> tensor.InsertSliceOp | None:
     """Return the insertion that continues the chain at `value`, its only user."""
     users = [use.operation for use in value.uses]
     if len(users) == 1 and isinstance(users[0], tensor.InsertSliceOp) and users[0].dest is value:

@@ -15,7 +15,8 @@ After, one loop nest a layer (docs/concepts/machine.md, "Conventions of the affi
 
 A requantisation belongs to the nest of the reduction it finishes, and so does a lookup that is the
 only user of its result. So does, with `fuse`, an elementwise operation of that result and a tensor
-made earlier (a residual addition). Reshapes are other views of the same buffer.
+made earlier (a residual addition). Reshapes are other views of the same buffer. What stays in SRAM
+between nests, and which nests take turns row by row: docs/concepts/groups.md.
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ from tilewright.transforms.affine.layers import Segment, stored_type
 
 @dataclass(frozen=True)
 class TileAndBufferizePass(ModulePass):
-    """Tile the linalg level for the target's SRAM; without `fuse` every addition has its own nest.
+    """Tile the linalg level for the target's SRAM, and keep what fits there from layer to layer.
+
+    Without `fuse` every addition has its own nest, and every tensor lies in DDR; `effort` 0 keeps
+    the latter only. More effort compares more plans.
 
     Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
     last arguments; `arg_names` names all arguments and `result_names` the results. A module without
@@ -52,6 +56,7 @@ class TileAndBufferizePass(ModulePass):
 
     name = "tile-and-bufferize"
     fuse: bool = True
+    effort: int = 0
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
@@ -67,7 +72,7 @@ class TileAndBufferizePass(ModulePass):
             return
         if context.target is None:
             raise TilewrightError("E0201", "tiling needs a target", [], "give --hardware-config")
-        _Module(context, context.target, op, functions, self.fuse).run()
+        _Module(context, context.target, op, functions, self.fuse, self.effort).run()
 
 
 def _on_chip(function: func.FuncOp) -> bool:
@@ -88,6 +93,7 @@ class _Module:
     module: ModuleOp
     functions: list[func.FuncOp]
     fuse: bool
+    effort: int
 
     def run(self) -> None:
         replaced: list[func.FuncOp] = []
@@ -95,7 +101,7 @@ class _Module:
         for function in self.functions:
             name = function.sym_name.data
             if _on_chip(function):
-                segment = Segment(self.context, self.target, function, self.fuse)
+                segment = Segment(self.context, self.target, function, self.fuse, self.effort)
                 replaced.append(segment.build())
                 added[name] = segment.added
             elif name == "main" and function.body.blocks:

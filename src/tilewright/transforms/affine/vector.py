@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from xdsl.dialects import tensor
@@ -27,7 +28,8 @@ from tilewright.spec.isa import BY_NAME
 from tilewright.transforms.affine import bodies
 from tilewright.transforms.affine.box import BoxNest, BoxTensor, Compute
 from tilewright.transforms.affine.convolution import emit_lookup
-from tilewright.transforms.affine.nest import ACCUMULATORS, View, dims, table, view_of
+from tilewright.transforms.affine.held import Place, SramImage
+from tilewright.transforms.affine.nest import ACCUMULATORS, Nest, View, dims, table, view_of
 from tilewright.transforms.affine.segment import (
     Buffers,
     element_of,
@@ -38,6 +40,7 @@ from tilewright.transforms.affine.segment import (
     text,
     values_of,
 )
+from tilewright.transforms.affine.units import Image, Reading, Strip, Tiling, Unit, Work, image_of
 from tilewright.transforms.linalg.pooling import lowest
 
 POOL = BY_NAME["vec_pool"].field
@@ -49,25 +52,35 @@ SCALARS = (
 FIXED = BoxAxis(-1)
 
 
-def choose(buffers: Buffers, layer: str, problem: BoxProblem) -> BoxTiling:
-    """Return the tiling of a layer and log it.
+def choose(
+    buffers: Buffers, layer: str, problem: BoxProblem, tiling: BoxTiling | None = None
+) -> BoxTiling:
+    """Return the tiling of a layer (a given one, or the best for the SRAM that is left); log it.
 
     Raises:
         TilewrightError: E0401, nothing fits.
     """
-    choice = choose_box(buffers.hardware, problem)
+    reserved = buffers.held_bytes if tiling is None else 0
+    choice = choose_box(buffers.hardware, problem, reserved)
+    if tiling is not None and not (isinstance(choice, BoxChoice) and choice.tiling == tiling):
+        buffers.decide(layer, _describe(problem, tiling))
+        return tiling
     if not isinstance(choice, BoxChoice):
         raise out_of_memory(layer, choice.buffers, choice.needed_bytes, buffers.hardware)
     other = choice.runner_up
     buffers.decide(
         layer,
-        f"tiles of {'x'.join(map(str, choice.tiling.tile))} of {'x'.join(map(str, problem.sizes))}",
+        _describe(problem, choice.tiling),
         choice.cycles,
         choice.sram_bytes,
         "x".join(map(str, other.tile)) if other else "",
         choice.runner_up_cycles,
     )
     return choice.tiling
+
+
+def _describe(problem: BoxProblem, tiling: BoxTiling) -> str:
+    return f"tiles of {'x'.join(map(str, tiling.tile))} of {'x'.join(map(str, problem.sizes))}"
 
 
 def scalars(op: Operation) -> dict[str, Attribute]:
@@ -157,56 +170,220 @@ def elementwise_cycles(hardware: Hardware, op: GenericOp) -> float:
     return choice.cycles if isinstance(choice, BoxChoice) else math.inf
 
 
-def emit_elementwise(
-    buffers: Buffers,
-    op: GenericOp,
-    kind: str,
-    inputs: Sequence[SSAValue],
-    attributes: dict[str, Attribute],
-    values: SSAValue | None = None,
-) -> None:
-    """Append the nest of an operation that writes each element once; `values` is a table."""
-    result = op.results[0]
-    sizes, spans, problem = _elementwise_problem(buffers.hardware, op, inputs, values is not None)
-    operands, inner = problem.operands, problem.sizes
-    cut = len(sizes) - len(inner)
-    outer = sizes[:cut]
-    layer = text(op, "layer")
-    tiling = choose(buffers, layer, problem)
-    sources = [
-        buffers.nest.reshape(
-            buffers.of(value), [size if own else 1 for size, own in zip(sizes, span, strict=True)]
-        )
-        for value, span in zip(inputs, spans, strict=True)
-    ]
-    target = buffers.nest.reshape(buffers.make(result, op), sizes)
-    loaded: dict[str, View] = {}
+@dataclass(frozen=True)
+class Elementwise:
+    """An operation that writes each element once: of two operands, of one, or a table's values."""
 
-    def prepare() -> None:
-        if values is not None:
-            tile = buffers.nest.alloc([256], i8, "table", 1)
-            buffers.nest.copy(view_of(buffers.of(values)), tile)
-            loaded["table"] = tile
+    op: GenericOp
+    kind: str
+    inputs: tuple[SSAValue, ...]
+    attributes: dict[str, Attribute]
+    values: SSAValue | None = None
+    """A table."""
 
-    def compute(tiles: list[View]) -> None:
-        if values is not None:
-            emit_lookup(buffers.nest, op, tiles[0], loaded["table"], tiles[1])
+    def prepare(self, buffers: Buffers) -> View | None:
+        """Load the table."""
+        if self.values is None:
+            return None
+        tile = buffers.nest.alloc([256], i8, "table", 1)
+        buffers.nest.copy(view_of(buffers.of(self.values)), tile)
+        return tile
+
+    def compute(
+        self, nest: Nest, tiles: list[View], spans: Sequence[Sequence[bool]], loaded: View | None
+    ) -> None:
+        """Append the compute op; `spans` tells which axes of the result each operand has."""
+        if loaded is not None:
+            emit_lookup(nest, self.op, tiles[0], loaded, tiles[1])
             return
-        rank = len(inner)
+        rank = len(spans[0])
         space = dims(rank)
         maps = [
-            table(rank, [space[axis] if own else 0 for axis, own in enumerate(span[cut:])])
+            table(rank, [space[axis] if own else 0 for axis, own in enumerate(span)])
             for span in spans
         ]
         pairs = list(zip(tiles[:-1], maps, strict=True))
         identity = AffineMap.identity(rank)
-        buffers.nest.generic(kind, pairs, (tiles[-1], identity), bodies.plain(op), attributes)
+        body = bodies.plain(self.op)
+        nest.generic(self.kind, pairs, (tiles[-1], identity), body, self.attributes)
+
+
+def emit_merged(buffers: Buffers, work: Elementwise, tiling: BoxTiling | None = None) -> None:
+    """Append the nest of an operation whose tensors all lie in DDR, on merged axes."""
+    op, result = work.op, work.op.results[0]
+    sizes, spans, problem = _elementwise_problem(
+        buffers.hardware, op, work.inputs, work.values is not None
+    )
+    operands, inner = problem.operands, problem.sizes
+    cut = len(sizes) - len(inner)
+    layer = text(op, "layer")
+    tiling = choose(buffers, layer, problem, tiling)
+    sources = [
+        buffers.nest.reshape(
+            buffers.of(value), [size if own else 1 for size, own in zip(sizes, span, strict=True)]
+        )
+        for value, span in zip(work.inputs, spans, strict=True)
+    ]
+    target = buffers.nest.reshape(buffers.make(result, op), sizes)
+    loaded: list[View | None] = []
+
+    def prepare() -> None:
+        loaded.append(work.prepare(buffers))
+
+    def compute(tiles: list[View]) -> None:
+        work.compute(buffers.nest, tiles, [span[cut:] for span in spans], loaded[0])
 
     tensors = [
         BoxTensor(value, operand)
         for value, operand in zip([*sources, target], operands, strict=True)
     ]
-    _run(buffers, layer, problem, tiling, tuple(outer), tensors, compute, prepare)
+    _run(buffers, layer, problem, tiling, tuple(sizes[:cut]), tensors, compute, prepare)
+
+
+def elementwise_unit(hardware: Hardware, work: Elementwise, in_place: bool) -> Unit:
+    """Return the unit of an operation; `in_place`: it writes a part of a concatenation."""
+    op, result = work.op, work.op.results[0]
+    shape = tensor_shape(result)
+    sizes, layer = image_of(shape), text(op, "layer")
+    images = [
+        image_of((1,) * (len(shape) - len(own)) + own)
+        for own in (tensor_shape(value) for value in work.inputs)
+    ]
+    plain = all(
+        own in (1, full) for image in images for own, full in zip(image, sizes, strict=True)
+    )
+    reads = tuple(
+        Reading(value, image, whole=image[0] < sizes[0])
+        for value, image in zip(work.inputs, images, strict=True)
+    )
+
+    def merged(
+        buffers: Buffers,
+        tiling: Tiling | None,
+        sources: Sequence[SramImage | None],
+        target: SramImage | None,
+    ) -> None:
+        del sources, target
+        assert tiling is None
+        emit_merged(buffers, work)
+
+    if not plain or 0 in shape:
+        why = "its operands differ in more than rows, columns or channels of one image"
+        return Unit(layer, reads, result, op, Work(merged), why_opaque=why)
+    spans = [[own == full for own, full in zip(image, sizes, strict=True)] for image in images]
+    size_bytes = item_bytes(result)
+    operands = tuple(
+        BoxOperand(
+            role,
+            tuple(BoxAxis(axis) if own else FIXED for axis, own in enumerate(span)),
+            tuple(full if own else 1 for full, own in zip(sizes, span, strict=True)),
+            size_bytes,
+        )
+        for role, span in zip(
+            [*("input" for _ in images), "output"], [*spans, [True] * 3], strict=True
+        )
+    )
+    table_read = work.values is not None
+    problem = BoxProblem(sizes, operands, parameters=not table_read, table=table_read)
+    box = BoxLayer(
+        layer,
+        problem,
+        tuple(zip(work.inputs, images, strict=True)),
+        result,
+        op,
+        prepare=work.prepare,
+        compute=lambda nest, tiles, loaded: work.compute(nest, tiles, spans, loaded),
+    )
+
+    def alone(
+        buffers: Buffers,
+        tiling: Tiling | None,
+        sources: Sequence[SramImage | None],
+        target: SramImage | None,
+    ) -> None:
+        assert tiling is None or isinstance(tiling, BoxTiling)
+        if in_place or any(place is not None for place in (*sources, target)):
+            box.alone(buffers, tiling, sources, target)
+        else:
+            emit_merged(buffers, work, tiling)
+
+    *_, merged_axes = _elementwise_problem(hardware, op, work.inputs, table_read)
+    in_ddr = None if in_place else merged_axes
+    return Unit(layer, reads, result, op, Work(alone, box.begin), problem, in_ddr, sizes)
+
+
+@dataclass(frozen=True)
+class BoxLayer:
+    """A layer whose tiles are boxes of images: how its nest is built, in DDR, in SRAM or both."""
+
+    layer: str
+    problem: BoxProblem
+    sources: tuple[tuple[SSAValue, Image], ...]
+    """Operands, and the shape each is read under."""
+    result: SSAValue
+    producer: Operation
+    prepare: Callable[[Buffers], View | None]
+    """Loads or makes what all tiles share."""
+    compute: Callable[[Nest, list[View], View | None], None]
+    pads: tuple[tuple[int, ...], tuple[int, ...], float] = ((), (), 0)
+    """Of the operands: padding before and after every axis, and what it holds."""
+    images: int = 1
+
+    def alone(
+        self,
+        buffers: Buffers,
+        tiling: Tiling | None,
+        sources: Sequence[SramImage | None],
+        target: SramImage | None,
+    ) -> None:
+        """Append the nest."""
+        assert tiling is None or isinstance(tiling, BoxTiling)
+        tiling = choose(buffers, self.layer, self.problem, tiling)
+        places: list[Place] = [
+            held or buffers.nest.reshape(buffers.of(value), [self.images, *image])
+            for held, (value, image) in zip(sources, self.sources, strict=True)
+        ]
+        shape = (self.images, *self.problem.sizes)
+        places.append(target or buffers.target(self.result, self.producer, shape))
+        nest, shared = self._nest(buffers, tiling, places)
+        nest.prepare = lambda: shared.append(self.prepare(buffers))
+        nest.emit()
+
+    def begin(self, buffers: Buffers, tiling: Tiling) -> Strip:
+        """Append what all rows share; returns what appends some rows."""
+        assert isinstance(tiling, BoxTiling)
+        buffers.nest.layer = self.layer
+        values: list[Place] = [*(value for value, _ in self.sources), self.result]
+        nest, shared = self._nest(buffers, tiling, values)
+        shared.append(self.prepare(buffers))
+
+        def strip(first: int, last: int, sources: Sequence[SramImage], target: SramImage) -> None:
+            nest.strip(first, last, [*sources, target])
+
+        return strip
+
+    def _nest(
+        self, buffers: Buffers, tiling: BoxTiling, places: Sequence[Place]
+    ) -> tuple[BoxNest, list[View | None]]:
+        """Return the nest, and the list that its `compute` takes what all tiles share from."""
+        shared: list[View | None] = []
+        before, after, fill = self.pads
+        *operands, result = self.problem.operands
+        tensors = [
+            *(
+                BoxTensor(place, operand, before, after, fill)
+                for place, operand in zip(places[:-1], operands, strict=True)
+            ),
+            BoxTensor(places[-1], result),
+        ]
+
+        def compute(tiles: list[View]) -> None:
+            self.compute(buffers.nest, tiles, shared[0])
+
+        nest = BoxNest(
+            buffers.nest, self.layer, self.problem, tiling, (self.images,), tensors, compute
+        )
+        return nest, shared
 
 
 def _run(
@@ -225,16 +402,6 @@ def _run(
     nest.emit()
 
 
-def lower_eltwise(buffers: Buffers, op: GenericOp) -> None:
-    """Two operands, numpy broadcasting."""
-    emit_elementwise(buffers, op, "eltwise", list(op.inputs), scalars(op))
-
-
-def lower_rescale(buffers: Buffers, op: GenericOp) -> None:
-    """One operand: another scale, or a float function."""
-    emit_elementwise(buffers, op, "copy", list(op.inputs), scalars(op))
-
-
 def table_of(op: GenericOp) -> SSAValue:
     """Return the table a lookup extracts from."""
     for inner in op.body.block.ops:
@@ -243,18 +410,15 @@ def table_of(op: GenericOp) -> SSAValue:
     raise TilewrightError("E0501", f'lookup "{text(op, "layer")}" reads no table')
 
 
-def lower_lookup(buffers: Buffers, op: GenericOp) -> None:
-    """A lookup that is not part of a requantisation."""
-    emit_elementwise(buffers, op, "lut", list(op.inputs), {}, table_of(op))
+def elementwise_of(op: GenericOp) -> Elementwise:
+    """Return the work of an `eltwise`, `lut` or `copy` op: of two operands, or one."""
+    kind = text(op, "kind")
+    if kind == "lut":
+        return Elementwise(op, kind, tuple(op.inputs), {}, table_of(op))
+    return Elementwise(op, kind, tuple(op.inputs), scalars(op))
 
 
 # Transposition
-
-
-def moves_nothing(op: GenericOp) -> bool:
-    """Tell whether a transposition is only another shape."""
-    sizes, _ = merged_permutation(tensor_shape(op.inputs[0]), numbers(op, "perm"))
-    return len(sizes) <= 1
 
 
 def lower_transpose(buffers: Buffers, op: GenericOp) -> None:
@@ -298,8 +462,8 @@ def lower_transpose(buffers: Buffers, op: GenericOp) -> None:
 # Windows
 
 
-def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.PadOp | None) -> None:
-    """Maximum pooling of an NHWC image.
+def pool_unit(op: GenericOp, source: SSAValue, pad: tensor.PadOp | None) -> Unit:
+    """Return the unit of a maximum pooling of an NHWC image.
 
     Raises:
         TilewrightError: E0402, a window the chip cannot walk.
@@ -341,14 +505,12 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
         work=kernel[0] * kernel[1],
         limits=(POOL["out_h"].high, POOL["out_w"].high, POOL["n0"].high),
     )
-    tiling = choose(buffers, layer, problem)
-    x, y = buffers.of(source), buffers.make(op.results[0], op, strided=True)
-    nest, windows = buffers.nest, list[View]()
 
-    def prepare() -> None:
-        windows.append(nest.alloc(kernel, element, "window", 1, ACCUMULATORS))
+    def prepare(buffers: Buffers) -> View:
+        return buffers.nest.alloc(kernel, element, "window", 1, ACCUMULATORS)
 
-    def compute(tiles: list[View]) -> None:
+    def compute(nest: Nest, tiles: list[View], window: View | None) -> None:
+        assert window is not None
         space = dims(5)
         at = [space[axis] * strides[axis] + space[3 + axis] * dilations[axis] for axis in (0, 1)]
         nest.fill(lowest(element), tiles[1])
@@ -359,16 +521,42 @@ def lower_pool(buffers: Buffers, op: GenericOp, source: SSAValue, pad: tensor.Pa
         }
         inputs = [
             (tiles[0], table(5, [*at, space[2]])),
-            (windows[0], table(5, [space[3], space[4]])),
+            (window, table(5, [space[3], space[4]])),
         ]
         output = (tiles[1], table(5, space[:3]))
         nest.generic("pool", inputs, output, bodies.plain(op), attributes, 2)
 
-    tensors = [
-        BoxTensor(x, operands[0], (low[1], low[2], 0), (after[0], after[1], 0), lowest(element)),
-        BoxTensor(y, operands[1]),
-    ]
-    _run(buffers, layer, problem, tiling, (n,), tensors, compute, prepare)
+    image, result = (rows, columns, channels), (out_rows, out_columns, channels)
+    box = BoxLayer(
+        layer,
+        problem,
+        ((source, image),),
+        op.results[0],
+        op,
+        prepare,
+        compute,
+        ((low[1], low[2], 0), (after[0], after[1], 0), lowest(element)),
+        n,
+    )
+    read = Reading(
+        source,
+        image,
+        strides[0],
+        reach[0],
+        low[1],
+        pads=(low[1], low[2], after[0], after[1]),
+        fill=lowest(element),
+    )
+    return Unit(
+        layer,
+        (read,),
+        op.results[0],
+        op,
+        Work(box.alone, box.begin),
+        None if n > 1 else problem,
+        image=result,
+        why_opaque=f"it has {n} images" if n > 1 else "",
+    )
 
 
 def lower_resize(buffers: Buffers, op: GenericOp) -> None:
