@@ -22,7 +22,9 @@ from tilewright.schedule.cost import (
     rates,
 )
 from tilewright.schedule.footprint import (
+    PLAIN,
     ConvForm,
+    Packing,
     activation_bytes,
     align,
     conv_form,
@@ -30,6 +32,7 @@ from tilewright.schedule.footprint import (
     ones_bytes,
     parameter_bytes,
 )
+from tilewright.schedule.packing import PackingProblem, packings
 from tilewright.schedule.placement import TileBuffer
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
@@ -138,6 +141,8 @@ class ConvTiling:
     weight_slots: int = 1
     output_slots: int = 1
     second_slots: int = 1
+    packing: Packing = PLAIN
+    """Output pixels that share a pass through the array."""
 
     def loops(self, problem: ConvProblem) -> list[TileLoop]:
         """Return all loops, outermost first, those of one iteration included."""
@@ -171,7 +176,33 @@ class ConvTiling:
             self.kernel,
             problem.dilations[1],
             element_bytes=problem.element_bytes,
+            stride_x=problem.strides[1],
+            packing=self.packing,
         )
+
+    def packings(self, hardware: Hardware, problem: ConvProblem) -> tuple[Packing, ...]:
+        """Return the packings that are worth trying for the tile, the plain one first."""
+        whole = self.kernel == problem.kernel and (
+            self.groups > 1 or self.in_channels == problem.group_in
+        )
+        codes = problem.element_bytes == 1 and problem.output_bytes in (0, 1)
+        if not whole or not codes or problem.batched_weights:
+            return (PLAIN,)
+        rest = problem.out_columns % self.columns
+        tile = PackingProblem(
+            self.groups * self.in_channels,
+            self.groups * self.out_channels,
+            self.groups,
+            self.kernel,
+            problem.strides[1],
+            problem.dilations[1],
+            self.rows,
+            self.columns,
+            rest or self.columns,
+        )
+        found = packings(hardware, tile)
+        # The weights of a window sum are one row of ones.
+        return tuple(item for item in found if not item.runs or problem.kind != "sum")
 
     def in_extent(self, problem: ConvProblem) -> tuple[int, int]:
         """Return rows and columns of the input tile, padding included."""
@@ -228,6 +259,8 @@ class ConvTiling:
         if self.in_channels < problem.group_in or self.kernel != problem.kernel:
             kernel = f"{self.kernel[0]}x{self.kernel[1]}"
             text += f", reducing {self.in_channels} inputs x {kernel} at a time"
+        if self.packing.pixels > 1:
+            text += f", {self.packing.pixels} pixels a pass"
         return text + (", weights outer" if self.weights_outer else ", activations outer")
 
     def parameter_slots(self, problem: ConvProblem) -> int:
@@ -443,14 +476,16 @@ class _Search:
         for columns in columns_fit[:6] + columns_fit[-1:]:
             good = 0
             for rows in _row_tiles(hardware, problem, columns):
-                tiling = ConvTiling(
-                    base.groups, base.out_channels, base.in_channels, base.kernel, rows, columns
-                )
+                tiling = replace(base, rows=rows, columns=columns)
                 if not _legal(hardware, problem, tiling, form):
                     continue
                 if split and not _accumulates(hardware, tiling, form):
                     continue
-                if self._slots(tiling, form):
+                complete = self._slots(tiling, form)
+                for packing in tiling.packings(hardware, problem)[1:]:
+                    packed = replace(tiling, packing=packing)
+                    self._slots(packed, packed.form(hardware, problem))
+                if complete:
                     good += 1
                 if good > (1 if self.planned else 3):
                     break
@@ -631,4 +666,5 @@ def _shape(tiling: ConvTiling) -> tuple[object, ...]:
         tiling.rows,
         tiling.columns,
         tiling.weights_outer,
+        tiling.packing,
     )

@@ -349,6 +349,9 @@ class ConvNest:
             "strides": _ints(problem.strides),
             "dilations": _ints(problem.dilations),
         }
+        packing = tiling.packing
+        if not packing.plain:
+            attributes["packing"] = _ints((packing.pixels, int(packing.runs)))
         if problem.kind == "sum":
             window = self.tiles["window"]
             attributes["kernel"] = _ints(tiling.kernel)

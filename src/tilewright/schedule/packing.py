@@ -1,0 +1,87 @@
+"""Which packings of pixels a tile should try: how many share a pass, and by which weights.
+
+The more pixels share a pass, the more columns of the array work and the fewer vectors are read and
+drained; the weights, embedded in zeros, grow by more than as much.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tilewright.schedule.cost import drain_cycles, mac_cycles
+from tilewright.schedule.footprint import PLAIN, ConvForm, Packing, conv_form, pixel_pitch
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.isa import BY_NAME
+
+MAX_CHANNEL_BLOCKS = BY_NAME["mac_conv"].field["c_blocks"].high
+GAIN = 0.9
+"""More weights are worth it from this part of the cycles on."""
+
+
+@dataclass(frozen=True)
+class PackingProblem:
+    """What one reduction of a tile is; channels and groups are those of the tile."""
+
+    in_channels: int
+    out_channels: int
+    group: int
+    kernel: tuple[int, int]
+    stride_x: int
+    dilation_x: int
+    rows: int
+    """Output rows of a tile."""
+    columns: int
+    """Output columns of a tile."""
+    least_columns: int
+    """Output columns of the narrowest tile with the same weights."""
+
+    def form(self, hardware: Hardware, packing: Packing) -> ConvForm:
+        """Return how it lies on the array, its tensors in tiles of its own."""
+        return conv_form(
+            hardware,
+            self.in_channels,
+            self.out_channels,
+            self.group,
+            self.kernel,
+            self.dilation_x,
+            stride_x=self.stride_x,
+            packing=packing,
+        )
+
+
+@lru_cache(maxsize=4096)
+def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]:
+    """Return the packings worth trying, from least to most weights, each faster than those before.
+
+    The first is always the plain one. Codes only; the reduction must not be split, the result's
+    tile hold nothing but the result, and the weights be constants.
+    """
+    pitch = pixel_pitch(hardware, problem.out_channels)
+    most = (hardware.array_size - problem.out_channels) // pitch + 1
+    found: list[tuple[int, float, int, Packing]] = []
+    for pixels in range(1, min(most, problem.least_columns) + 1):
+        for runs in (False, True):
+            packing = Packing(pixels, runs)
+            form = problem.form(hardware, packing)
+            if packing.plain or form.row_blocks > MAX_CHANNEL_BLOCKS:
+                continue
+            if runs != form.merge_kernel_row or form.pixel_pack != pixels:
+                continue
+            found.append(
+                (form.weight_bytes(hardware), _cycles(hardware, form, problem), pixels, packing)
+            )
+    best = _cycles(hardware, problem.form(hardware, PLAIN), problem)
+    answer = [PLAIN]
+    for _, cycles, _, packing in sorted(found, key=lambda item: item[:3]):
+        if cycles <= GAIN * best:
+            answer.append(packing)
+            best = cycles
+    return tuple(answer)
+
+
+def _cycles(hardware: Hardware, form: ConvForm, problem: PackingProblem) -> float:
+    rows, columns = problem.rows, problem.columns
+    return max(
+        mac_cycles(hardware, form, rows, columns), drain_cycles(hardware, form, rows, columns)
+    )
