@@ -75,8 +75,7 @@ def verify_program(
         stream = list(sequence(program, hardware.scalar_registers, initial))
     except TilewrightError as error:
         raise TilewrightError("E0501", error.message, error.details, error.hint) from error
-    regions = [accesses(hardware, item.name, item.fields) for item in stream]
-    _check_limits(stream, regions, hardware)
+    regions = _check_limits(stream, hardware)
     pairs = _check_pairs(stream)
     clocks = _clocks(stream, pairs)
     _check_progress(stream, hardware)
@@ -118,15 +117,24 @@ def _check_fields(program: Sequence[Instr]) -> None:
                 )
 
 
-def _check_limits(
-    stream: list[Dispatched], regions: list[list[Access]], hardware: Hardware
-) -> None:
-    for item, own in zip(stream, regions, strict=True):
-        broken = list(violations(hardware, item.name, item.fields, own))
-        if broken:
-            raise _error(
-                item, broken[0].message, [rule.message for rule in broken[1:]], broken[0].hint
-            )
+def _check_limits(stream: list[Dispatched], hardware: Hardware) -> list[list[Access]]:
+    """Check each instruction by itself; return what it touches, one list for all equal ones."""
+    known: dict[tuple[object, ...], list[Access]] = {}
+    regions: list[list[Access]] = []
+    for item in stream:
+        f = item.fields
+        # Wait and signal masks come first and touch nothing.
+        key = (item.name, *list(f.values())[2:])
+        own = known.get(key)
+        if own is None:
+            own = known[key] = accesses(hardware, item.name, f)
+            broken = list(violations(hardware, item.name, f, own))
+            if broken:
+                raise _error(
+                    item, broken[0].message, [rule.message for rule in broken[1:]], broken[0].hint
+                )
+        regions.append(own)
+    return regions
 
 
 def _check_pairs(stream: list[Dispatched]) -> dict[int, int]:
@@ -401,11 +409,11 @@ def _check_progress(stream: list[Dispatched], hardware: Hardware) -> None:
 
 
 class _Memory:
-    """Latest reader and writer of every granule, per engine."""
+    """Latest reader and writer of every granule, per engine (a program's length fits int32)."""
 
     def __init__(self, granules: int) -> None:
-        self.read = np.zeros((SEQ, granules), np.int64)
-        self.written = np.zeros((SEQ, granules), np.int64)
+        self.read = np.zeros((SEQ, granules), np.int32)
+        self.written = np.zeros((SEQ, granules), np.int32)
 
 
 def _check_order(
@@ -417,6 +425,7 @@ def _check_order(
     word = hardware.sram_word_bytes
     sram = _Memory(hardware.sram_size // word)
     ddr = _DdrLog()
+    latest = np.maximum.reduce
     history: list[list[int]] = [[] for _ in range(SEQ)]
     for position, item in enumerate(stream):
         engine = item.engine
@@ -428,11 +437,12 @@ def _check_order(
         for region in regions:
             if region.sram:
                 span = slice(region.address // word, -(-region.end // word))
-                seen = sram.written[:, span].max(axis=1)
+                # One's own engine is never late: all earlier on it counts as complete.
+                late = latest(sram.written[:, span], axis=1) > before
                 if region.write:
-                    seen = np.maximum(seen, sram.read[:, span].max(axis=1))
-                late = seen > before
-                late[engine] = False
+                    late |= latest(sram.read[:, span], axis=1) > before
+                if not late.any():
+                    continue
                 for other_engine in np.flatnonzero(late):
                     # Words meet; look for bytes among what is not known to be complete.
                     pending = history[other_engine][int(before[other_engine]) :]
@@ -503,17 +513,20 @@ class _Intervals:
     def __init__(self) -> None:
         self.rows = np.zeros((4, 64), np.int64)
         self.count = 0
+        self.latest = 0
+        """Place of the last."""
 
     def add(self, region: Access, place: int, position: int) -> None:
         if self.count == self.rows.shape[1]:
             self.rows = np.concatenate((self.rows, np.zeros_like(self.rows)), axis=1)
         self.rows[:, self.count] = (region.address, region.end, place, position)
         self.count += 1
+        self.latest = place
 
     def meeting(self, region: Access, completed: int) -> list[int]:
+        if self.latest <= completed:
+            return []
         low, high, place, position = self.rows[:, : self.count]
         first = int(np.searchsorted(place, completed, side="right"))
-        if first == self.count:
-            return []
         hit = (low[first:] < region.end) & (high[first:] > region.address)
         return position[first:][hit].tolist()

@@ -69,7 +69,20 @@ class Dependencies:
     """Positions each instruction must come after, ascending."""
     drains: dict[int, int]
     """Position of the `vec_drain` of each pushing `mac_conv`."""
-    regions: list[list[Access]]
+
+
+def regions_of(stream: Sequence[Dispatched], hardware: Hardware) -> list[list[Access]]:
+    """Return what each instruction touches; equal ones share one list."""
+    known: dict[tuple[object, ...], list[Access]] = {}
+    found: list[list[Access]] = []
+    for item in stream:
+        # Wait and signal masks come first and touch nothing.
+        key = (item.name, *list(item.fields.values())[2:])
+        own = known.get(key)
+        if own is None:
+            own = known[key] = accesses(hardware, item.name, item.fields)
+        found.append(own)
+    return found
 
 
 def _registers(
@@ -90,10 +103,18 @@ def _registers(
     return v, entries
 
 
-def find_dependencies(stream: Sequence[Dispatched], hardware: Hardware) -> Dependencies:
-    """Return the dependencies of instructions without any of the sequencer's among them."""
+def find_dependencies(
+    stream: Sequence[Dispatched],
+    hardware: Hardware,
+    regions: Sequence[list[Access]] | None = None,
+) -> Dependencies:
+    """Return the dependencies of instructions without any of the sequencer's among them.
+
+    `regions` are the instructions' `regions_of`, if the caller has them already.
+    """
     sram, ddr, vectors, entries, halves = (_Segments() for _ in range(5))
-    regions = [accesses(hardware, item.name, item.fields) for item in stream]
+    if regions is None:
+        regions = regions_of(stream, hardware)
     stores = [r for own in regions for r in own if r.write and not r.sram]
     low = min((region.address for region in stores), default=_LIMIT)
     high = max((region.end for region in stores), default=0)
@@ -138,4 +159,4 @@ def find_dependencies(stream: Sequence[Dispatched], hardware: Hardware) -> Depen
         # be in the way of the drain.
         found |= {drains[other] for other in found if drains.get(other, index) != index}
         before.append(sorted(found))
-    return Dependencies(before, drains, regions)
+    return Dependencies(before, drains)

@@ -85,24 +85,38 @@ def costs(
     return found
 
 
-class _Bandwidth:
+class Bandwidth:
     """DDR's cycles, given out in slices of time to whoever asks first, gaps included."""
 
     SLICE = 64
 
     def __init__(self) -> None:
-        self._left: dict[int, int] = {}
-        self._next: dict[int, int] = {}
-        """Of a slice given out: one after it that may have cycles left."""
+        self._left: list[int] = []
+        """Of every slice: cycles not given out; means nothing once `_next` points beyond it."""
+        self._next: list[int] = []
+        """Of a slice given out: one after it that may have cycles left; else itself."""
+        self._touched = bytearray()
+        """1 for slices of which some was given out."""
 
     def _open(self, number: int) -> int:
-        path: list[int] = []
-        while number in self._next:
-            path.append(number)
-            number = self._next[number]
-        for passed in path:
-            self._next[passed] = number
-        return number
+        """Return the first slice from `number` on that has cycles left."""
+        following = self._next
+        if number >= len(following):
+            self._grow(2 * number + 1024)
+        end = number
+        while following[end] != end:
+            end = following[end]
+            if end >= len(following):
+                self._grow(2 * end)
+        while number != end:
+            following[number], number = end, following[number]
+        return end
+
+    def _grow(self, size: int) -> None:
+        old = len(self._next)
+        self._next += range(old, size)
+        self._left += [self.SLICE] * (size - old)
+        self._touched.extend(bytes(size - old))
 
     def take(self, start: int, cycles: int) -> int:
         """Take `cycles` from `start` on, as early as possible; return when the last is over."""
@@ -110,12 +124,27 @@ class _Bandwidth:
         number, at = start // size, start
         while cycles:
             number = self._open(number)
-            at = max(at, number * size)
-            left = self._left.get(number, size)
-            taken = min(cycles, left, (number + 1) * size - at)
+            first = number * size
+            if at <= first:
+                at = first
+                whole = cycles // size
+                if whole and not self._touched[number]:
+                    # All slices up to the next of which something is gone, at once.
+                    limit = min(number + whole, len(self._next))
+                    stop = self._touched.find(1, number, limit)
+                    stop = limit if stop < 0 else stop
+                    count = stop - number
+                    self._touched[number:stop] = b"\1" * count
+                    self._next[number:stop] = [stop] * count
+                    cycles -= count * size
+                    number, at = stop, stop * size
+                    continue
+            left = self._left[number]
+            taken = min(cycles, left, first + size - at)
             cycles -= taken
             self._left[number] = left - taken
-            at = (number + 1) * size if cycles else at + taken
+            self._touched[number] = 1
+            at = first + size if cycles else at + taken
             if left == taken:
                 self._next[number] = number + 1
             number += 1
@@ -133,9 +162,12 @@ class Timeline:
         cost: Sequence[Cost],
     ) -> None:
         self._stream = stream
-        self._before = dependencies.before
         self._cost = cost
         self._pair = {drain: mac for mac, drain in dependencies.drains.items()}
+        self._before = list(dependencies.before)
+        """What each instruction waits for to end: a drain does not wait for its own mac_conv."""
+        for drain, mac in self._pair.items():
+            self._before[drain] = [other for other in self._before[drain] if other != mac]
         self._depth = hardware.queue_depth
         self.start = [0] * len(stream)
         self.end = [0] * len(stream)
@@ -143,14 +175,14 @@ class Timeline:
         """When each engine can start its next instruction."""
         self._queues: list[deque[int]] = [deque() for _ in range(SEQ)]
         self._issue = 0
-        self._ddr = _Bandwidth()
+        self._ddr = Bandwidth()
         self._half = [0, 0]
         """When each half of the M registers was drained."""
 
     def ready(self, index: int) -> int:
         """Return when all an instruction depends on has ended."""
-        paired = self._pair.get(index, -1)
-        return max((self.end[other] for other in self._before[index] if other != paired), default=0)
+        end = self.end
+        return max([end[other] for other in self._before[index]], default=0)
 
     def place(self, index: int) -> int:
         """Dispatch an instruction next; return its start."""
@@ -296,6 +328,8 @@ class _Placer:
 
     def _candidate(self, engine: int) -> tuple[int, int, int, int] | None:
         waiting, startable = self.waiting[engine], self.startable[engine]
+        if not waiting and not startable:
+            return None
         free = self.timeline.free[engine]
         while waiting and waiting[0][0] <= free:
             _, index = heappop(waiting)

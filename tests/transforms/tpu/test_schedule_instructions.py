@@ -17,6 +17,7 @@ from tilewright.ir.io import new_context
 from tilewright.passes import make_pass
 from tilewright.runtime.runtime import Executor
 from tilewright.schedule.constraints import Constraint, Constraints, duration_fields
+from tilewright.schedule.list_schedule import Bandwidth
 from tilewright.sim.cycle import CycleSimulator
 from tilewright.sim.functional import FunctionalSimulator
 from tilewright.sim.state import State
@@ -259,3 +260,30 @@ def test_written_says_when_tensors_are_complete_in_the_new_order() -> None:
     assert found.keys() == set(at.values()) == wanted.keys()
     for name, value in wanted.items():
         np.testing.assert_array_equal(found[name].view(np.int8), value.reshape(-1), name)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3000), st.sampled_from([1, 63, 64, 65, 200, 1000, 9000])),
+        max_size=40,
+    )
+)
+def test_bandwidth_is_given_out_slice_by_slice(asked: list[tuple[int, int]]) -> None:
+    size = Bandwidth.SLICE
+    left: dict[int, int] = {}
+
+    def take(start: int, cycles: int) -> int:
+        number, at = start // size, start
+        while True:
+            at = max(at, number * size)
+            free = left.get(number, size)
+            taken = min(cycles, free, (number + 1) * size - at)
+            left[number], cycles = free - taken, cycles - taken
+            if not cycles:
+                return at + taken
+            number += 1
+
+    bandwidth = Bandwidth()
+    for start, cycles in asked:
+        assert bandwidth.take(start, cycles) == take(start, cycles)

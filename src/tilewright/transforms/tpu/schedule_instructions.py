@@ -25,9 +25,9 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.tpu import InstructionOp, ProgramOp
 from tilewright.ir.context import compile_context
 from tilewright.schedule.constraints import Constraints
-from tilewright.schedule.dependencies import find_dependencies
+from tilewright.schedule.dependencies import find_dependencies, regions_of
 from tilewright.schedule.list_schedule import costs, estimate, list_schedule
-from tilewright.spec.access import Access, accesses
+from tilewright.spec.access import Access
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Dispatched, Instr, sequence
 from tilewright.transforms.tpu.annotate_timing import constraints_of
@@ -50,7 +50,7 @@ class ScheduleInstructionsPass(ModulePass):
     """
 
     name = "schedule-instructions"
-    max_instructions: int = 50_000
+    max_instructions: int = 200_000
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
@@ -89,19 +89,20 @@ def schedule_program(
     stream = list(sequence(instructions, hardware.scalar_registers))
     if any(item.fields["wait"] or item.fields["signal"] for item in stream if item.engine == SEQ):
         return False, "the sequencer takes part in its semaphores"
+    regions = regions_of(stream, hardware)
     order: list[int] = []
     before = after = 0
     for first, last in _runs(stream):
         run = stream[first:last]
         if run and run[0].engine != SEQ:
-            chosen, old, new = _schedule_run(run, hardware, measured)
+            chosen, old, new = _schedule_run(run, regions[first:last], hardware, measured)
             before, after = before + old, after + new
             order += [first + index for index in chosen]
         else:
             order += range(first, last)
     if order == list(range(len(stream))):
         return False, f"no order is better than the tiles' own: {before} cycles by the model"
-    reordered = _resynchronised(instructions, stream, order, hardware)
+    reordered = _resynchronised(instructions, stream, regions, order, hardware)
     try:
         verify_program(reordered, hardware)
     except TilewrightError as error:
@@ -141,11 +142,14 @@ def _runs(stream: Sequence[Dispatched]) -> list[tuple[int, int]]:
 
 
 def _schedule_run(
-    run: list[Dispatched], hardware: Hardware, measured: Constraints
+    run: list[Dispatched],
+    regions: Sequence[list[Access]],
+    hardware: Hardware,
+    measured: Constraints,
 ) -> tuple[list[int], int, int]:
     """Return the best order known, and the model's cycles of the old and the new one."""
     same = list(range(len(run)))
-    dependencies = find_dependencies(run, hardware)
+    dependencies = find_dependencies(run, hardware, regions)
     pushing = sum(1 for item in run if item.name == "mac_conv" and item.fields["push"])
     draining = sum(1 for item in run if item.name == "vec_drain")
     cost = costs(run, hardware, measured.cycles if len(measured) else None)
@@ -159,11 +163,11 @@ def _schedule_run(
 def _resynchronised(
     instructions: Sequence[Instr],
     stream: Sequence[Dispatched],
+    regions: Sequence[list[Access]],
     order: Sequence[int],
     hardware: Hardware,
 ) -> list[Instr]:
     """Return the instructions in a new order with their semaphores."""
-    regions = [accesses(hardware, item.name, item.fields) for item in stream]
     stores = [r for own in regions for r in own if r.write and not r.sram]
     low = min((region.address for region in stores), default=0)
     high = max((region.end for region in stores), default=0)
@@ -175,27 +179,25 @@ def _resynchronised(
             return Region("const", item.address, item.end)
         return Region("ddr", max(item.address, low) - low, min(item.end, high) - low)
 
+    touched: dict[int, tuple[list[Region], list[Region]]] = {}
     touching: list[TouchingInstr] = []
     for index in order:
-        instr = instructions[index]
-        fields = {k: v for k, v in instr.fields.items() if k not in ("wait", "signal")}
-        touching.append(
-            TouchingInstr(
-                instr.name,
-                # `channel` and `push` are asked for; defaults are left out of the IR again.
-                {**stream[index].fields, **fields, "wait": 0, "signal": 0},
-                instr.layer,
-                [region(item) for item in regions[index] if not item.write],
-                [region(item) for item in regions[index] if item.write],
+        own = regions[index]
+        known = touched.get(id(own))
+        if known is None:
+            known = touched[id(own)] = (
+                [region(item) for item in own if not item.write],
+                [region(item) for item in own if item.write],
             )
-        )
+        fields = {**stream[index].fields, **instructions[index].fields, "wait": 0, "signal": 0}
+        touching.append(TouchingInstr(stream[index].name, fields, stream[index].layer, *known))
     synchronize(touching, hardware, high - low)
+    # `channel` and `push` were asked for above; defaults are left out of the IR again.
     return [
         Instr(
             item.name,
             {
-                **{k: v for k, v in instructions[index].fields.items()
-                   if k not in ("wait", "signal")},
+                **instructions[index].fields,
                 "wait": item.fields["wait"], "signal": item.fields["signal"],
             },
             item.layer,
