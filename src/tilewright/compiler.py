@@ -6,8 +6,10 @@ passes are listed in `pipelines.py`.
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -119,6 +121,19 @@ def _require_dtype(target: Hardware, dtype: str) -> None:
         )
 
 
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """Look for reference cycles rarely: each look visits all of the IR, and finds little in it."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], 100_000), 50, 50)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+@_rare_collections()
 def compile_model(
     model: Path | onnx.ModelProto | FrontEnd,
     target: Hardware,
