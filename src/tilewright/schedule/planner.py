@@ -184,7 +184,8 @@ class _Builder:
             )
             text = (
                 f"a cascade of {action.last - action.first + 1} units, "
-                f"{action.outline.rows} rows a round, {order}; {action.outline.weight_bytes} bytes of weights stay"
+                f"{action.outline.rows} rows a round, {order}; "
+                f"{action.outline.weight_bytes} bytes of weights stay"
             )
         notes = [text]
         for unit in range(action.first, action.last + 1):

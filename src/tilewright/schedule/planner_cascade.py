@@ -125,6 +125,10 @@ def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm
         tiles = [(1, outs, problem.in_channels) for outs in shares(problem.out_channels, size)]
     for groups, outs, ins in tiles:
         tiling = ConvTiling(groups, outs, ins, problem.kernel, 1, problem.out_columns)
+        tiling = min(
+            (replace(tiling, packing=item) for item in tiling.packings(hardware, problem)),
+            key=lambda item: _cycles(hardware, problem, item),
+        )
         form = tiling.form(hardware, problem)
         if form.blocks > max_parameter_blocks(hardware) or form.row_blocks > 255:
             continue
@@ -140,6 +144,15 @@ def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm
         total = count * weights
         return UnitForm(tiling, total, count * own + once, total + count * own + once)
     return None
+
+
+def _cycles(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling) -> float:
+    """Return the cycles of some rows, with which packings compare."""
+    form, rows = tiling.form(hardware, problem), min(4, problem.out_rows)
+    return max(
+        mac_cycles(hardware, form, rows, problem.out_columns),
+        drain_cycles(hardware, form, rows, problem.out_columns),
+    )
 
 
 @dataclass(frozen=True)
@@ -260,7 +273,7 @@ def _depths(chain: Chain) -> list[int]:
     return depths
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=16384)
 def outlines(hardware: Hardware, chain: Chain) -> tuple[Outline, ...]:
     """Return ways to run a chain, by memory, each faster than those before."""
     if any(unit_form(hardware, _problem(unit)) is None for unit in chain.units):

@@ -14,11 +14,11 @@ from tilewright.schedule.cost import rates
 from tilewright.schedule.footprint import align
 from tilewright.schedule.planner_cascade import Chain, Outline, outlines
 from tilewright.schedule.planner_network import Network
+from tilewright.schedule.planner_tiles import choose_few
 from tilewright.schedule.tiling import (
     Choice,
     ConvProblem,
     ConvTiling,
-    choose_conv,
     packed_bytes,
 )
 
@@ -254,7 +254,7 @@ class Search:
             names = (*names, "output")
             taken = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
             problem = replace(problem, held=taken)
-            choice = choose_conv(hardware, problem, reserved, planned=True)
+            choice = choose_few(hardware, problem, reserved)
             if not isinstance(choice, Choice):
                 return None
             buffers = choice.tiling.buffers(hardware, problem)

@@ -45,10 +45,7 @@ MAX_PIXEL_STRIDE = MAC["ox_stride"].high
 REDUCTIONS = ("k", "kr", "kc")
 WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
 SHARES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
-FEW_SHARES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 TABLE_BYTES = 256
-NEAR = 1.15
-"""Estimates this close to the least cycles of a layer are not worth a longer search."""
 
 
 @dataclass(frozen=True)
@@ -327,21 +324,21 @@ INPUT_LOOPS = ("n", "h", "w", "g", *REDUCTIONS)
 OUTPUT_LOOPS = ("n", "h", "w", "g", "o")
 
 
-def shares(size: int, unit: int = 1, counts: tuple[int, ...] = SHARES) -> list[int]:
+def shares(size: int, unit: int = 1) -> list[int]:
     """Return even parts of `size`, multiples of `unit` (or all of it), largest first."""
     blocks = ceil(size / unit)
-    parts = {min(size, ceil(blocks / count) * unit) for count in counts}
+    parts = {min(size, ceil(blocks / count) * unit) for count in SHARES}
     parts.add(min(size, unit))
     return sorted(parts, reverse=True)
 
 
-def _channel_tiles(
-    hardware: Hardware, problem: ConvProblem, split: bool, counts: tuple[int, ...]
+def channel_tiles(
+    hardware: Hardware, problem: ConvProblem, split: bool
 ) -> Iterator[tuple[int, int, int]]:
     """Yield (groups, output channels of a group, input channels of a group)."""
     size = hardware.array_size
     if problem.diagonal:
-        for groups in shares(problem.group, size, counts):
+        for groups in shares(problem.group, size):
             yield groups, 1, 1
         # Below the array's width tiles waste it, but may be all that fits.
         for groups in shares(min(problem.group, size)):
@@ -352,7 +349,7 @@ def _channel_tiles(
             if problem.group % groups == 0:
                 yield groups, problem.group_out, problem.group_in
     ins = _even(problem.group_in, size) if split else [problem.group_in]
-    for out_channels in shares(problem.group_out, size, counts):
+    for out_channels in shares(problem.group_out, size):
         for in_channels in ins:
             yield 1, out_channels, in_channels
 
@@ -364,7 +361,8 @@ def _even(size: int, unit: int) -> list[int]:
     return even if len(even) >= min(4, len(parts)) else parts
 
 
-def _kernel_tiles(problem: ConvProblem, level: int) -> list[tuple[int, int]]:
+def kernel_tiles(problem: ConvProblem, level: int) -> list[tuple[int, int]]:
+    """Return parts of the kernel: all of it below level 2, then rows, then columns."""
     rows, columns = problem.kernel
 
     def parts(size: int) -> list[int]:
@@ -378,7 +376,7 @@ def _kernel_tiles(problem: ConvProblem, level: int) -> list[tuple[int, int]]:
     return [(1, part) for part in parts(columns)]
 
 
-def _legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: ConvForm) -> bool:
+def legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: ConvForm) -> bool:
     """Tell whether a tile keeps the limits of instructions and registers (memory apart)."""
     if form.blocks > max_parameter_blocks(hardware) or form.row_blocks > MAX_CHANNEL_BLOCKS:
         return False
@@ -387,13 +385,14 @@ def _legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: C
     return tiling.columns <= hardware.accumulator_rows
 
 
-def _accumulates(hardware: Hardware, tiling: ConvTiling, form: ConvForm) -> bool:
+def accumulates(hardware: Hardware, tiling: ConvTiling, form: ConvForm) -> bool:
     """Tell whether all blocks of the tile stay in the two halves of the M registers."""
     block_rows = max(1, hardware.accumulator_rows // tiling.columns)
     return form.blocks * ceil(tiling.rows / block_rows) <= 2
 
 
-def _row_tiles(hardware: Hardware, problem: ConvProblem, columns: int) -> list[int]:
+def row_tiles(hardware: Hardware, problem: ConvProblem, columns: int) -> list[int]:
+    """Return heights of a tile: even parts, and whole blocks of the accumulators; tallest first."""
     block = max(1, hardware.accumulator_rows // columns)
     whole = {
         block * count for count in (1, 2, 3, 4, 6, 8, 12, 16) if block * count < problem.out_rows
@@ -414,50 +413,27 @@ def _slot_choices(problem: ConvProblem) -> list[tuple[int, int, int, int]]:
     return sorted(choices, key=lambda item: -sum(item))
 
 
-class _Search:
-    def __init__(
-        self, hardware: Hardware, problem: ConvProblem, reserved: int, planned: bool
-    ) -> None:
+class Search:
+    """Tries tiles from large to small, and prices those that fit."""
+
+    def __init__(self, hardware: Hardware, problem: ConvProblem, reserved: int) -> None:
         self.hardware = hardware
         self.problem = problem
         self.reserved = reserved
-        self.planned = planned
-        self.counts = FEW_SHARES if planned else SHARES
         self.rates = rates(hardware)
         self.slots = _slot_choices(problem)
         self.found: list[tuple[float, float, int, ConvTiling, NestCost]] = []
         self.smallest: tuple[int, ConvTiling] | None = None
 
     def run(self) -> None:
+        """Find tilings; a reduction is split only if nothing fits otherwise."""
         for level in range(4):
-            for kernel in _kernel_tiles(self.problem, level):
-                for groups, outs, ins in _channel_tiles(
-                    self.hardware, self.problem, level > 0, self.counts
-                ):
+            for kernel in kernel_tiles(self.problem, level):
+                for groups, outs, ins in channel_tiles(self.hardware, self.problem, level > 0):
                     self._pixels(ConvTiling(groups, outs, ins, kernel, 1, 1))
             # Splitting a window sum costs little, and may be what lets a tile keep its channels.
-            if not self.found or (self.problem.kind == "sum" and level < 2):
-                continue
-            if not self.planned or self._near_least():
+            if self.found and (self.problem.kind != "sum" or level >= 2):
                 return
-
-    def _near_least(self) -> bool:
-        """Tell whether splitting the reduction further could not save much."""
-        problem = self.problem
-        if problem.kind == "sum" or problem.group > 1:
-            return True
-        best = min(self.found, key=lambda item: item[:3])
-        area = problem.kernel[0] * problem.kernel[1]
-        least = float(problem.group_in * problem.out_channels * area)
-        if "input" not in problem.held:
-            least += problem.batch * problem.in_rows * problem.in_columns * problem.in_channels
-        pixels = problem.batch * problem.out_rows * problem.out_columns
-        outputs = pixels * problem.out_channels
-        least += outputs * (("output" not in problem.held) + ("second" not in problem.held))
-        size = self.hardware.array_size
-        steps = ceil(problem.group_in / size) * area * ceil(problem.out_channels / size)
-        memory = least * problem.element_bytes / self.rates.ddr_bytes_per_cycle
-        return best[0] <= NEAR * max(memory, pixels * steps)
 
     def _pixels(self, base: ConvTiling) -> None:
         problem, hardware = self.problem, self.hardware
@@ -468,18 +444,18 @@ class _Search:
         if problem.weight_bytes(hardware, form) >= hardware.sram_size:
             needed = packed_bytes(hardware, base.buffers(hardware, problem), self.reserved)
             if needed > hardware.sram_size:
-                self._remember_smallest(needed, base)
+                self.remember_smallest(needed, base)
             return
         columns_fit = [
             part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows
         ]
         for columns in columns_fit[:6] + columns_fit[-1:]:
             good = 0
-            for rows in _row_tiles(hardware, problem, columns):
+            for rows in row_tiles(hardware, problem, columns):
                 tiling = replace(base, rows=rows, columns=columns)
-                if not _legal(hardware, problem, tiling, form):
+                if not legal(hardware, problem, tiling, form):
                     continue
-                if split and not _accumulates(hardware, tiling, form):
+                if split and not accumulates(hardware, tiling, form):
                     continue
                 complete = self._slots(tiling, form)
                 for packing in tiling.packings(hardware, problem)[1:]:
@@ -487,7 +463,7 @@ class _Search:
                     self._slots(packed, packed.form(hardware, problem))
                 if complete:
                     good += 1
-                if good > (1 if self.planned else 3):
+                if good > 3:
                     break
             # Narrower tiles only read more; they are for what does not fit otherwise.
             if good and columns < problem.out_columns:
@@ -498,14 +474,14 @@ class _Search:
         single = tiling.buffers(self.hardware, self.problem)
         needed = packed_bytes(self.hardware, single, self.reserved)
         if needed > self.hardware.sram_size:
-            self._remember_smallest(needed, tiling)
+            self.remember_smallest(needed, tiling)
             return False
         complete = False
-        for weights_outer in [True, False] if self._order_matters(tiling) else [True]:
+        for weights_outer in [True, False] if self.order_matters(tiling) else [True]:
             ordered = replace(tiling, weights_outer=weights_outer)
             loops = ordered.loops(self.problem)
             results = loads(loops, OUTPUT_LOOPS)
-            times = (loads(loops, INPUT_LOOPS), self._weight_loads(loops), results, results)
+            times = (loads(loops, INPUT_LOOPS), self.weight_loads(loops), results, results)
             held = self.problem.held
             changes = tuple(
                 1 if name in held else time for name, time in zip(OPERANDS, times, strict=True)
@@ -533,31 +509,35 @@ class _Search:
                     output_slots=outputs,
                     second_slots=seconds,
                 )
-                self._price(candidate, form, loops, times)
+                self.price(candidate, form, loops, times)
                 if number == 0:
                     complete = True
                     break
         return complete
 
-    def _remember_smallest(self, needed_bytes: int, tiling: ConvTiling) -> None:
+    def remember_smallest(self, needed_bytes: int, tiling: ConvTiling) -> None:
+        """Note a tile that does not fit, for the error."""
         if self.smallest is None or needed_bytes < self.smallest[0]:
             self.smallest = (needed_bytes, tiling)
 
-    def _order_matters(self, tiling: ConvTiling) -> bool:
+    def order_matters(self, tiling: ConvTiling) -> bool:
+        """Tell whether there are loops over channels and over pixels."""
         counts = {loop.name: loop.count for loop in tiling.loops(self.problem)}
         return counts["g"] * counts["o"] > 1 and counts["n"] * counts["h"] * counts["w"] > 1
 
-    def _weight_loads(self, loops: list[TileLoop]) -> int:
+    def weight_loads(self, loops: list[TileLoop]) -> int:
+        """Return how often weights are loaded."""
         # The ones of a window sum are the same for every tile.
         return 1 if self.problem.kind == "sum" else loads(loops, self.problem.weight_loops)
 
-    def _price(
+    def price(
         self,
         tiling: ConvTiling,
         form: ConvForm,
         loops: list[TileLoop],
         times: tuple[int, int, int, int],
     ) -> None:
+        """Add a tiling that fits to those found; `times` are the loads of its operands."""
         problem, hardware = self.problem, self.hardware
         cost = NestCost()
         part = {loop.name: loop.size / (loop.count * loop.step) for loop in loops}
@@ -620,19 +600,20 @@ def _runs(rows: int, columns: int, channels: int, all_columns: int, all_channels
 
 
 @lru_cache(maxsize=4096)
-def choose_conv(
-    hardware: Hardware, problem: ConvProblem, reserved: int = 0, *, planned: bool = False
-) -> Choice | NoFit:
+def choose_conv(hardware: Hardware, problem: ConvProblem, reserved: int = 0) -> Choice | NoFit:
     """Return the cheapest tiling that fits, or why there is none.
 
     `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included.
-    `planned`: fewer sizes are tried, and a reduction is split where that pays, not only where
-    nothing fits otherwise.
     """
+    return choose_by(Search(hardware, problem, reserved))
+
+
+def choose_by(search: Search) -> Choice | NoFit:
+    """Return what a search finds."""
+    hardware, problem = search.hardware, search.problem
     pixel = max(1, problem.in_channels) * problem.element_bytes
     if problem.strides[1] * pixel > MAX_PIXEL_STRIDE * 4:
         return NoFit((), 0, f"a horizontal stride of {problem.strides[1]} is too far for the chip")
-    search = _Search(hardware, problem, reserved, planned)
     search.run()
     if not search.found:
         if search.smallest is None:

@@ -1,0 +1,160 @@
+"""Tilings for the planner: few candidates, and reductions split where that pays.
+
+`choose_conv` tries many sizes and splits a reduction only if nothing fits otherwise. The planner
+asks for hundreds of tilings, with operands held and little SRAM left: of every tile of channels the
+tallest that fits is enough, and a reduction in parts may be what reads everything once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from math import ceil
+
+from tilewright.schedule.footprint import ConvForm
+from tilewright.schedule.tiling import (
+    INPUT_LOOPS,
+    OPERANDS,
+    OUTPUT_LOOPS,
+    Choice,
+    ConvProblem,
+    ConvTiling,
+    NoFit,
+    Search,
+    accumulates,
+    channel_tiles,
+    choose_by,
+    kernel_tiles,
+    legal,
+    loads,
+    packed_bytes,
+    row_tiles,
+    shares,
+)
+from tilewright.spec.hardware import Hardware
+
+NEAR = 1.15
+"""A tiling this close to the least cycles of a layer is not worth splitting its reduction."""
+SLOTS = ((2, 2, 2, 2), (2, 2, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1))
+"""Of input, weights, output and second operand."""
+COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
+"""Parts into which channels are cut."""
+
+
+class _Few(Search):
+    def run(self) -> None:
+        """Try splitting the reduction more and more, until nothing is to be gained."""
+        problem, least = self.problem, self._least()
+        for level in range(4):
+            for kernel in kernel_tiles(problem, level)[:3]:
+                for groups, outs, ins in channel_tiles(self.hardware, problem, level > 0):
+                    parts = ceil(problem.group_out / outs), ceil(problem.group_in / ins)
+                    if problem.group == 1 and not COUNTS.issuperset(parts):
+                        continue
+                    self._tallest(ConvTiling(groups, outs, ins, kernel, 1, 1))
+            if not self.found or (problem.kind == "sum" and level < 2):
+                continue
+            costs = [item[4] for item in self.found]
+            best = min(max(cost.mac, cost.vector, cost.memory) + cost.waiting for cost in costs)
+            if problem.kind == "sum" or problem.group > 1 or best <= NEAR * least:
+                return
+
+    def _least(self) -> float:
+        """Return the cycles that no tiling can avoid."""
+        problem = self.problem
+        area = problem.kernel[0] * problem.kernel[1]
+        size = float(problem.group_in * problem.out_channels * area)
+        if "input" not in problem.held:
+            size += problem.batch * problem.in_rows * problem.in_columns * problem.in_channels
+        pixels = problem.batch * problem.out_rows * problem.out_columns
+        outputs = pixels * problem.out_channels
+        size += outputs * ("output" not in problem.held)
+        size += outputs * (problem.second and "second" not in problem.held)
+        width = self.hardware.array_size
+        steps = area if problem.diagonal else area * ceil(problem.group_in / width)
+        blocks = ceil(problem.out_channels / width)
+        # A step takes as long as loading the weights of the next.
+        depth = 1 if problem.diagonal else min(problem.group_in, width)
+        tiles = ceil(pixels / self.hardware.accumulator_rows)
+        memory = size * problem.element_bytes / self.rates.ddr_bytes_per_cycle
+        return max(memory, float(max(pixels, depth * tiles) * steps * blocks))
+
+    def _tallest(self, base: ConvTiling) -> None:
+        """Price the tallest tiles of these channels that fit, by slots and order."""
+        hardware, problem = self.hardware, self.problem
+        form = base.form(hardware, problem)
+        split = base.kernel != problem.kernel or (
+            base.groups == 1 and base.in_channels < problem.group_in
+        )
+        weights = problem.weight_bytes(hardware, form)
+        widths = [part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows]
+        for columns in (widths[0], widths[-1]):
+            fits = False
+            taken: set[int] = set()
+            tilings: list[tuple[ConvTiling, int]] = []
+            for rows in row_tiles(hardware, problem, columns):
+                tiling = replace(base, rows=rows, columns=columns)
+                if not legal(hardware, problem, tiling, form):
+                    continue
+                if split and not accumulates(hardware, tiling, form):
+                    continue
+                sizes = [
+                    buffer.size_bytes
+                    for buffer in tiling.buffers(hardware, problem)
+                    if buffer.role != "weights"
+                ]
+                tilings.append((tiling, sum(sizes)))
+            for slots in SLOTS:
+                for tiling, size in tilings:
+                    if size + weights > hardware.sram_size - self.reserved:
+                        continue
+                    if tiling.rows in taken:
+                        break
+                    if self._both_orders(tiling, form, slots):
+                        for packing in tiling.packings(hardware, problem)[1:]:
+                            packed = replace(tiling, packing=packing)
+                            self._both_orders(packed, packed.form(hardware, problem), slots)
+                        taken.add(tiling.rows)
+                        fits = True
+                        break
+            if fits:
+                return
+            if tilings:
+                needed = packed_bytes(
+                    hardware, tilings[-1][0].buffers(hardware, problem), self.reserved
+                )
+                self.remember_smallest(needed, tilings[-1][0])
+
+    def _both_orders(
+        self, tiling: ConvTiling, form: ConvForm, slots: tuple[int, int, int, int]
+    ) -> bool:
+        """Price a tile with both orders of its loops; False if it does not fit."""
+        hardware, problem = self.hardware, self.problem
+        fits = False
+        for weights_outer in (True, False) if self.order_matters(tiling) else (True,):
+            ordered = replace(tiling, weights_outer=weights_outer)
+            loops = ordered.loops(problem)
+            results = loads(loops, OUTPUT_LOOPS)
+            times = (loads(loops, INPUT_LOOPS), self.weight_loads(loops), results, results)
+            inputs, weights, outputs, seconds = (
+                1 if time == 1 or name in problem.held else slot
+                for name, slot, time in zip(OPERANDS, slots, times, strict=True)
+            )
+            candidate = replace(
+                ordered,
+                input_slots=inputs,
+                weight_slots=weights,
+                output_slots=outputs,
+                second_slots=seconds,
+            )
+            buffers = candidate.buffers(hardware, problem)
+            if packed_bytes(hardware, buffers, self.reserved) <= hardware.sram_size:
+                fits = True
+                self.price(candidate, form, loops, times)
+        return fits
+
+
+@lru_cache(maxsize=8192)
+def choose_few(hardware: Hardware, problem: ConvProblem, reserved: int) -> Choice | NoFit:
+    """Return a cheap tiling that fits beside `reserved` bytes of tensors, or why there is none."""
+    return choose_by(_Few(hardware, problem, reserved))
