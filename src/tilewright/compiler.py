@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,7 +122,7 @@ def _require_dtype(target: Hardware, dtype: str) -> None:
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
+def _rare_collections() -> Generator[None, None, None]:
     """Look for reference cycles rarely: each look visits all of the IR, and finds little in it."""
     before = gc.get_threshold()
     if before[0]:
