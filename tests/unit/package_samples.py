@@ -74,7 +74,7 @@ def copy_program() -> Program:
                 "op": "copy",
                 "device": "tpu",
                 "macs": 0,
-                "padded_cycles": 0,
+                "array_cycles": 0,
                 "min_ddr_bytes": 2 * size,
                 "sram_bytes": size,
             },

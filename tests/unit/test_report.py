@@ -11,7 +11,7 @@ import pytest
 from tests.unit.package_samples import copy_content
 from tilewright.report.html import to_html
 from tilewright.report.report import AccuracyRow, Report, make_report
-from tilewright.report.text import layer_table, size, summary
+from tilewright.report.text import layer_table, size, step_table, summary
 from tilewright.runtime.runtime import Package
 from tilewright.runtime.simulation import Simulation
 from tilewright.sim.retire import CycleResult, RetireLog
@@ -31,7 +31,7 @@ LAYERS = {
     "relu": _layer(start=390, end=500, instructions=1),
     "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
 }
-"""`a` ends at 400, `relu` (no transfers) at 500, `b` overlaps from 300 and ends at 1000."""
+"""`a` has a load until 400, `relu` is in its nest, `b` has a store from 300 to 1000."""
 
 
 @pytest.fixture
@@ -40,27 +40,40 @@ def report() -> Report:
     return _report(LAYERS)
 
 
-def _report(layers: dict[str, dict[str, int]]) -> Report:
+def _report(layers: dict[str, dict[str, int]], steps: dict[str, int] | None = None) -> Report:
     content = copy_content()
     rows: list[dict[str, Any]] = [
-        {"name": "a", "op": "quant.conv", "device": "tpu", "macs": 6400, "padded_cycles": 200,
+        {"name": "a", "op": "quant.conv", "device": "tpu", "macs": 6400, "array_cycles": 200,
          "min_ddr_bytes": 400, "sram_bytes": 10},
-        {"name": "relu", "op": "quant.lut", "device": "tpu", "macs": 0, "padded_cycles": 0,
-         "min_ddr_bytes": 0, "sram_bytes": 30},
-        {"name": "b", "op": "quant.conv", "device": "tpu", "macs": 12800, "padded_cycles": 100,
+        {"name": "relu", "op": "quant.lut", "device": "tpu", "macs": 0, "array_cycles": 0,
+         "min_ddr_bytes": 0, "sram_bytes": 30, "nest": "a"},
+        {"name": "b", "op": "quant.conv", "device": "tpu", "macs": 12800, "array_cycles": 100,
          "min_ddr_bytes": 3600, "sram_bytes": 20},
-        {"name": "relu2", "op": "quant.lut", "device": "tpu", "macs": 0, "padded_cycles": 0,
-         "min_ddr_bytes": 0, "sram_bytes": 5},
+        {"name": "flat", "op": "top.reshape", "device": "tpu", "macs": 0, "array_cycles": 0,
+         "min_ddr_bytes": 0, "sram_bytes": 0},
         {"name": "soft", "op": "top.softmax", "device": "host", "reason": "no exponentials"},
     ]  # fmt: skip
-    content.program.layer_info = [row for row in rows if row["name"] in layers or "reason" in row]
-    empty = np.zeros(0, np.int64)
+    for name, step in (steps or {}).items():
+        next(row for row in rows if row["name"] == name)["step"] = step
+    content.program.layer_info = rows
+    log = RetireLog(
+        ("dma_load", "dma_store", "halt"),
+        ("a", "b", ""),
+        np.arange(3),
+        np.array([0, 1, 6]),
+        np.array([5, 6, 7]),
+        np.array([10, 300, 1009]),
+        np.array([400, 1000, 1010]),
+    )
     result = CycleResult(
         cycles=1010,
-        log=RetireLog((), (), empty, empty, empty, empty, empty),
+        log=log,
         engines={"mac": _engine(busy=505, wait_semaphore=404, idle=101), "seq": {"busy": 9}},
         layers=layers,
-        layer_engines={"a": {"mac": _engine(busy=300)}, "b": {"mac": _engine(busy=205)}},
+        layer_engines={
+            "a": {"dma0": _engine(busy=389), "mac": _engine(busy=300)},
+            "b": {"dma1": _engine(busy=699), "mac": _engine(busy=205)},
+        },
         totals=_layer(ddr_bytes=4500, instructions=12, end=1010),
         fetch_bytes=128,
         ddr_time=np.zeros(0),
@@ -73,27 +86,33 @@ def _report(layers: dict[str, dict[str, int]]) -> Report:
 
 def test_layers_are_merged_and_add_up(report: Report):
     a, b, soft = report.layers
-    assert (a.name, a.fused, a.cycles, a.start, a.end) == ("a", ["relu"], 500, 10, 500)
-    assert (b.name, b.fused, b.cycles, b.start, b.end) == ("b", [], 500, 300, 1000)
+    # Both channels work from 301 to 400: `a`'s load was dispatched first.
+    assert (a.name, a.fused, a.cycles, a.start, a.end) == ("a", ["relu"], 400, 10, 500)
+    # `flat` has no instructions; the ten cycles after the last transfer belong to `b`.
+    assert (b.name, b.fused, b.cycles, b.start, b.end) == ("b", ["flat"], 610, 300, 1000)
     assert (a.mac_busy, a.sram_bytes, a.ddr_bytes) == (300, 30, 500)
     assert (soft.device, soft.cycles, soft.reason) == ("host", 0, "no exponentials")
-    # The ten cycles after the last layer (halt) belong to none.
-    assert sum(row.cycles for row in report.layers) == report.cycles - 10
+    assert sum(row.cycles for row in report.layers) == report.cycles
 
 
-def test_a_table_loaded_early_takes_no_time_from_the_layers_before_it():
-    # `relu2` belongs to `b`, but its table is loaded while `a` still runs.
-    report = _report(
-        {
-            "a": _layer(ddr_bytes=500, start=10, end=600, instructions=5),
-            "relu": _layer(start=5, end=20, instructions=1),
-            "b": _layer(ddr_bytes=4000, start=300, end=1000, instructions=6),
-            "relu2": _layer(start=570, end=590, instructions=1),
-        }
-    )
+def test_a_layer_without_transfers_has_a_row_of_its_own():
+    # Everything of a layer may lie in SRAM.
+    report = _report({**LAYERS, "flat": _layer(start=600, end=700, instructions=1)})
+    assert [row.name for row in report.layers] == ["a", "b", "flat", "soft"]
+
+
+def test_steps_join_layers():
+    report = _report(LAYERS)
+    assert [row.layers for row in report.steps] == [["a"], ["b"]]
+    report = _report(LAYERS, {"a": 0, "b": 0})
+    (step,) = report.steps
     a, b, _ = report.layers
-    assert (a.fused, a.cycles) == (["relu"], 600)
-    assert (b.fused, b.cycles) == (["relu2"], 400)
+    assert (step.layers, step.cycles, step.sram_bytes) == (["a", "b"], report.cycles, 30)
+    assert step.bound_cycles == max(a.array_bound + b.array_bound, a.ddr_bound + b.ddr_bound)
+    assert (step.ddr_bytes, step.limit, step.limited.what) == (4500, "ddr", "dma")
+    text = step_table(report)
+    assert "a .. b (2)" in text
+    assert "<h2>Steps</h2>" in to_html(report)
 
 
 def test_bounds(report: Report):
@@ -103,7 +122,9 @@ def test_bounds(report: Report):
     assert (b.bound_cycles, b.limit) == (3600 / bandwidth, "ddr")
     assert report.array_bound == 300
     assert report.ddr_bound == 4000 / bandwidth
-    assert report.bound == max(report.array_bound, report.ddr_bound)
+    # Two latencies before the first byte, of 8 DMA cycles at half of the core's clock.
+    assert (report.bound, report.limit) == (32 + 4000 / bandwidth, "DDR")
+    assert report.order_bound == 32 + 300
     assert report.ratio == pytest.approx(1010 / report.bound)
     assert report.macs == 19200
     assert report.array_use == pytest.approx(19200 / (1010 * 64))

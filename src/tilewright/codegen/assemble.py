@@ -112,6 +112,13 @@ class _Assembly:
             )
             if isinstance(value, StringAttr)
         }
+        info = layer_bounds(self.main, self.weights, self.hardware, peaks, nests)
+        steps = self.tpu.attributes.get("steps_of")
+        if isinstance(steps, DictionaryAttr):
+            for row in info:
+                step = steps.data.get(row["name"])
+                if isinstance(step, IntegerAttr):
+                    row["step"] = step.value.data
         return Program(
             inputs=[
                 Port(name, shape_of(argument), _host_dtype(argument))
@@ -128,7 +135,7 @@ class _Assembly:
             tensors=self.tensors,
             steps=self.steps,
             sram_peak_bytes=_int(self.tpu, "sram_peak_bytes"),
-            layer_info=layer_bounds(self.main, self.weights, self.hardware, peaks, nests),
+            layer_info=info,
         )
 
     def _name_values(self) -> None:

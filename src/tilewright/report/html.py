@@ -51,6 +51,13 @@ def to_html(report: Report) -> str:
             "stores orange. Constants lie at the bottom, the workspace above.</p>",
         ]
     parts += ["<h2>Layers</h2>", _layers(report)]
+    if any(len(row.layers) > 1 for row in report.steps):
+        parts += [
+            "<h2>Steps</h2>",
+            _steps(report),
+            '<p class="note">A step is a layer by itself, or several computed some rows at a time: '
+            "a cascade.</p>",
+        ]
     if any(row.spans.cycles for row in report.layers):
         parts += [
             "<h2>What limits each layer</h2>",
@@ -136,6 +143,28 @@ def _layers(report: Report) -> str:
         "limited by", "MACs", "DDR (simulated)", "SRAM",
     )  # fmt: skip
     return f'<div class="scroll">{html_table(heads, rows, (1, 3, 6, 7))}</div>'
+
+
+def _steps(report: Report) -> str:
+    rows = [
+        [
+            escape(", ".join(row.layers)),
+            f"{row.cycles:,}",
+            f"{row.bound_cycles:,.0f}",
+            f"{row.ratio:.2f}" if row.ratio else "",
+            row.limit if row.bound_cycles else "",
+            f'<span title="{escape(row.limited.why, quote=True)}">'
+            f"{escape(row.limited.what)}</span>",
+            size(row.ddr_bytes),
+            size(row.sram_bytes),
+        ]
+        for row in report.steps
+    ]
+    heads = (
+        "layers", "cycles (simulated)", "bound (estimated)", "x bound", "bound by", "limited by",
+        "DDR (simulated)", "SRAM",
+    )  # fmt: skip
+    return f'<div class="scroll">{html_table(heads, rows, (4, 5))}</div>'
 
 
 def _spans(report: Report) -> str:

@@ -3,9 +3,10 @@
 Bounds are those of docs/concepts/bound.md; their parts come from the compiler
 (`Program.layer_info`). What limits a layer is found in the retire log (`report.limits`).
 
-Cycles of a layer, with those fused into it: from the end of everything before it to the end of its
-last instruction, so that overlapping layers are counted once and the column adds up to the whole.
-A layer prepared while the one before it still runs can so be shown below its own bound.
+Cycles of a layer, with those fused into it: those in which the array, else the vector unit, else
+DMA works for it, and the waits before it (`report.shares`): every cycle is counted once, also where
+layers take turns, and the column adds up to the whole. A layer whose work is hidden behind
+another's can so be shown below its own bound.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.codegen.program import HostStep, LoadStep, Program, StoreStep
 from tilewright.report.limits import NOT_SIMULATED, SLOW, Limit, Spans, layer_spans, limit_of
+from tilewright.report.network import binding, network_bound
+from tilewright.report.shares import cycles_of
 
 if TYPE_CHECKING:
     from tilewright.runtime.runtime import Package
@@ -56,6 +59,30 @@ class LayerRow:
     """Where the cycles of its span go, engine by engine."""
     limited: Limit = NOT_SIMULATED
     """What limits it."""
+    step: int = -1
+    """The step of the plan it is part of (docs/concepts/groups.md); -1 where none is known."""
+
+    @property
+    def ratio(self) -> float:
+        """Cycles over bound; 0 without a bound."""
+        return self.cycles / self.bound_cycles if self.bound_cycles else 0.0
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """One step of the plan: a layer by itself, or a cascade of several."""
+
+    layers: list[str]
+    """Rows of the table of layers."""
+    cycles: int
+    """Simulated: the sum of the layers'."""
+    bound_cycles: float
+    limit: str
+    """What the bound is: "array", "vector" or "ddr"."""
+    ddr_bytes: int
+    """Simulated, data only."""
+    sram_bytes: int
+    limited: Limit
 
     @property
     def ratio(self) -> float:
@@ -98,12 +125,21 @@ class Report:
     """Simulated core cycles of the chip's part."""
     milliseconds: float
     """The same at the target's clock."""
+    bound: float
+    """Cycles no schedule can beat."""
+    bound_by: str
+    """What sets it: "array", "vector", "ddr" (sums over the layers) or "order" (of the layers)."""
     array_bound: float
-    """Cycles."""
+    """Cycles, summed over the layers."""
     ddr_bound: float
-    """Cycles."""
+    """Cycles, summed over the layers."""
     vector_bound: float
-    """Cycles."""
+    """Cycles, summed over the layers."""
+    order_bound: float
+    """Cycles, by what must follow what."""
+    direct_cycles: float
+    """What the bound were if the array took one result pixel a pass: packed programs may beat it.
+    """
     macs: int
     array_size: int
     ddr_bytes: int
@@ -121,6 +157,8 @@ class Report:
     engines: dict[str, dict[str, int]]
     """Counters of each engine, all programs summed."""
     layers: list[LayerRow]
+    steps: list[StepRow]
+    """In order; a layer whose step is not known is one of its own."""
     transfers: list[Transfer]
     simulator_seconds: float
     accuracy: list[AccuracyRow] = field(default_factory=list[AccuracyRow])
@@ -130,21 +168,19 @@ class Report:
     """What limits the network."""
 
     @property
-    def bound(self) -> float:
-        """Cycles no schedule can beat."""
-        return max(self.array_bound, self.vector_bound, self.ddr_bound)
-
-    @property
     def limit(self) -> str:
-        """What sets the bound."""
-        return {"ddr": "DDR"}.get(
-            limit := _limit(self.array_bound, self.vector_bound, self.ddr_bound), limit
-        )
+        """What sets the bound, in words."""
+        return {"ddr": "DDR", "order": "the order of layers"}.get(self.bound_by, self.bound_by)
 
     @property
     def ratio(self) -> float:
         """Cycles over bound; 1 is perfect."""
         return self.cycles / self.bound if self.bound else 0.0
+
+    @property
+    def direct_ratio(self) -> float:
+        """Cycles over those of one result pixel a pass; below 1 where pixels are packed."""
+        return self.cycles / self.direct_cycles if self.direct_cycles else 0.0
 
     @property
     def slow(self) -> list[LayerRow]:
@@ -168,13 +204,14 @@ class Report:
         """Return plain JSON values, the transfers left out."""
         content = asdict(self)
         del content["transfers"]
-        for row, layer in zip(content["layers"], self.layers, strict=True):
-            row["ratio"] = layer.ratio
+        for key, rows in (("layers", self.layers), ("steps", self.steps)):
+            for entry, row in zip(content[key], rows, strict=True):
+                entry["ratio"] = row.ratio
         return {
             **content,
-            "bound": self.bound,
             "limit": self.limit,
             "ratio": self.ratio,
+            "direct_ratio": self.direct_ratio,
             "array_use": self.array_use,
             "slow_layers": [row.name for row in self.slow],
             "labels": {
@@ -207,15 +244,21 @@ def make_report(
         result = simulation.programs[name]
         spans.add(layer_spans(result, stream, [list(result.layers)])[0])
     ddr_cycles = simulation.ddr_bytes / bandwidth if simulation.programs else 0.0
+    bound = network_bound(info, target)
+    layers, steps = _layer_rows(info, simulation, streams, target)
     return Report(
         model=package.content.model_name,
         target=target.name,
         clock_mhz=target.core_clock_mhz,
         cycles=simulation.cycles,
         milliseconds=simulation.cycles / target.core_clock_mhz / 1000,
-        array_bound=float(sum(int(row.get("padded_cycles", 0)) for row in info)),
-        ddr_bound=least / bandwidth,
-        vector_bound=float(sum(int(row.get("vector_cycles", 0)) for row in info)),
+        bound=bound.cycles,
+        bound_by=bound.limit,
+        array_bound=bound.array,
+        ddr_bound=bound.ddr,
+        vector_bound=bound.vector,
+        order_bound=bound.order,
+        direct_cycles=network_bound([_direct(row) for row in info], target).cycles,
         macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
         array_size=target.array_size,
         ddr_bytes=simulation.ddr_bytes,
@@ -228,7 +271,8 @@ def make_report(
         instructions=simulation.total("instructions") if simulation.programs else 0,
         host=[_host_step(program, step) for step in program.host_steps],
         engines=engines,
-        layers=_layer_rows(info, simulation, streams, target),
+        layers=layers,
+        steps=steps,
         transfers=_transfers(streams, simulation),
         simulator_seconds=simulation.seconds,
         accuracy=accuracy or [],
@@ -237,9 +281,9 @@ def make_report(
     )
 
 
-def _limit(array: float, vector: float, ddr: float) -> str:
-    """Return which of the three bounds is the largest; of equal ones the first."""
-    return max((array, "array"), (vector, "vector"), (ddr, "ddr"), key=lambda pair: pair[0])[1]
+def _direct(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a layer's record with the array's cycles of one result pixel a pass."""
+    return {**record, "array_cycles": record.get("direct_cycles", record.get("array_cycles", 0))}
 
 
 def _streams(package: Package, simulation: Simulation) -> dict[str, list[Dispatched]]:
@@ -280,17 +324,9 @@ def _layer_rows(
     simulation: Simulation,
     streams: dict[str, list[Dispatched]],
     target: Hardware,
-) -> list[LayerRow]:
+) -> tuple[list[LayerRow], list[StepRow]]:
     """Merge the compiler's layers with the simulator's; fused ones join the layer of their nest."""
-    measured: dict[str, tuple[int, dict[str, int]]] = {}
-    base = 0
-    for result in simulation.programs.values():
-        for name, counters in result.layers.items():
-            busy = result.layer_engines.get(name, {}).get("mac", {}).get("busy", 0)
-            moved = {**counters, "start": base + counters["start"], "end": base + counters["end"]}
-            measured[name] = (busy, moved)
-        # What follows the last named instruction belongs to no layer, but to the whole.
-        base += result.cycles
+    measured = _measured(simulation)
     groups: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     by_name: dict[str, list[dict[str, Any]]] = {}
     for row in info:
@@ -298,31 +334,28 @@ def _layer_rows(
         if nest is not None:
             nest.append(row)
             continue
-        # Others without transfers of their own belong to the layer before.
-        known = measured.get(str(row.get("name")))
-        moves = known is not None and known[1]["ddr_bytes"] > 0
+        # Others without instructions of their own belong to the layer before.
+        works = str(row.get("name")) in measured
         on_chip = row.get("device") == "tpu"
-        if on_chip and not moves and groups and groups[-1][0].get("device") == "tpu":
+        if on_chip and not works and groups and groups[-1][0].get("device") == "tpu":
             groups[-1][1].append(row)
         else:
             groups.append((row, []))
         by_name[str(row.get("name"))] = groups[-1][1]
     names = [[str(r.get("name")) for r in (head, *tail)] for head, tail in groups]
-    spent = _time_spent(names, simulation)
-    spans = [Spans() for _ in groups]
-    for program, stream in streams.items():
-        found = layer_spans(simulation.programs[program], stream, names)
-        for span, more in zip(spans, found, strict=True):
-            span.add(more)
+    spent = [0] * len(groups)
+    for result in simulation.programs.values():
+        for at, cycles in enumerate(cycles_of(result, names)):
+            spent[at] += cycles
+    spans = _spans(simulation, streams, names)
     bandwidth = target.ddr_bytes_per_cycle
     rows: list[LayerRow] = []
     for (head, tail), cycles, span in zip(groups, spent, spans, strict=True):
         every = [head, *tail]
-        array = float(sum(int(row.get("padded_cycles", 0)) for row in every))
+        array = float(sum(int(row.get("array_cycles", 0)) for row in every))
         vector = float(sum(int(row.get("vector_cycles", 0)) for row in every))
         least = sum(int(row.get("min_ddr_bytes", 0)) for row in every)
         ddr = least / bandwidth
-        limit = _limit(array, vector, ddr)
         parts = [measured[str(r["name"])] for r in every if str(r.get("name")) in measured]
         moved_bytes = sum(part[1]["ddr_bytes"] for part in parts)
         rows.append(
@@ -334,7 +367,7 @@ def _layer_rows(
                 macs=sum(int(row.get("macs", 0)) for row in every),
                 cycles=cycles,
                 bound_cycles=max(array, vector, ddr),
-                limit=limit,
+                limit=binding(array, vector, ddr),
                 ddr_bytes=moved_bytes,
                 min_ddr_bytes=least,
                 sram_bytes=max(int(row.get("sram_bytes", 0)) for row in every),
@@ -347,28 +380,72 @@ def _layer_rows(
                 ddr_bound=ddr,
                 spans=span,
                 limited=limit_of(span, moved_bytes / bandwidth, array, vector),
+                step=int(head.get("step", -1)),
             )
         )
-    return rows
+    return rows, _step_rows(rows, names, simulation, streams, bandwidth)
 
 
-def _time_spent(groups: list[list[str]], simulation: Simulation) -> list[int]:
-    """Return the cycles of each group of fused layers.
-
-    A group ends with the last instruction of any of its layers: a fused layer alone may consist of
-    a table that is loaded long before, while other layers still run.
-    """
-    spent = [0] * len(groups)
+def _measured(simulation: Simulation) -> dict[str, tuple[int, dict[str, int]]]:
+    """Return the array's busy cycles and the counters of each layer, by name."""
+    measured: dict[str, tuple[int, dict[str, int]]] = {}
+    base = 0
     for result in simulation.programs.values():
-        ends = [
-            max((result.layers[name]["end"] for name in names if name in result.layers), default=0)
-            for names in groups
-        ]
-        done = 0
-        for at in sorted(range(len(groups)), key=ends.__getitem__):
-            spent[at] += max(0, ends[at] - done)
-            done = max(done, ends[at])
-    return spent
+        for name, counters in result.layers.items():
+            busy = result.layer_engines.get(name, {}).get("mac", {}).get("busy", 0)
+            moved = {**counters, "start": base + counters["start"], "end": base + counters["end"]}
+            measured[name] = (busy, moved)
+        base += result.cycles
+    return measured
+
+
+def _spans(
+    simulation: Simulation, streams: dict[str, list[Dispatched]], names: list[list[str]]
+) -> list[Spans]:
+    """Return the spans of groups of layers, over all programs."""
+    spans = [Spans() for _ in names]
+    for program, stream in streams.items():
+        found = layer_spans(simulation.programs[program], stream, names)
+        for span, more in zip(spans, found, strict=True):
+            span.add(more)
+    return spans
+
+
+def _step_rows(
+    rows: list[LayerRow],
+    names: list[list[str]],
+    simulation: Simulation,
+    streams: dict[str, list[Dispatched]],
+    bandwidth: float,
+) -> list[StepRow]:
+    """Return the steps of the plan; `names` are the layers of each row."""
+    members: dict[int, list[int]] = {}
+    for at, row in enumerate(rows):
+        if row.device == "tpu":
+            # Unknown steps get numbers of their own, below all known ones.
+            members.setdefault(row.step if row.step >= 0 else -1 - at, []).append(at)
+    groups = list(members.values())
+    merged = [[name for at in group for name in names[at]] for group in groups]
+    steps: list[StepRow] = []
+    for group, span in zip(groups, _spans(simulation, streams, merged), strict=True):
+        own = [rows[at] for at in group]
+        array, vector, ddr = (
+            sum(getattr(row, key) for row in own)
+            for key in ("array_bound", "vector_bound", "ddr_bound")
+        )
+        moved = sum(row.ddr_bytes for row in own)
+        steps.append(
+            StepRow(
+                layers=[row.name for row in own],
+                cycles=sum(row.cycles for row in own),
+                bound_cycles=max(array, vector, ddr),
+                limit=binding(array, vector, ddr),
+                ddr_bytes=moved,
+                sram_bytes=max(row.sram_bytes for row in own),
+                limited=limit_of(span, moved / bandwidth, array, vector),
+            )
+        )
+    return steps
 
 
 MAX_TRANSFERS = 6000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.report.limits import SLOW, share
-from tilewright.report.report import LayerRow, Report
+from tilewright.report.report import LayerRow, Report, StepRow
 
 
 def size(count: float) -> str:
@@ -33,6 +33,10 @@ def summary(report: Report) -> list[str]:
             f"{report.clock_mhz} MHz (simulated)",
             f"  bound      {report.bound:,.0f} cycles by {report.limit} (estimated); "
             f"{report.ratio:.2f} x bound",
+            f"  least      array {report.array_bound:,.0f}, vector {report.vector_bound:,.0f}, DDR "
+            f"{report.ddr_bound:,.0f}, order {report.order_bound:,.0f} cycles (estimated)",
+            f"  direct     {report.direct_cycles:,.0f} cycles with one pixel a pass of the array "
+            f"(estimated); {report.direct_ratio:.2f} x",
             f"  array      {report.array_use:.1%} of {report.array_size}x{report.array_size} "
             f"used over {_macs(report.macs)} MACs (simulated)",
             f"  DDR        {size(report.ddr_bytes)} moved (simulated), least "
@@ -95,7 +99,7 @@ def _limits(report: Report) -> str:
     )
 
 
-def _ratio(row: LayerRow) -> str:
+def _ratio(row: LayerRow | StepRow) -> str:
     return f"{row.ratio:.2f}" if row.ratio else ""
 
 
@@ -123,6 +127,35 @@ def layer_table(report: Report, limit: int | None = None) -> str:
         ],
         "llrrrllrr",
     )
+
+
+def step_table(report: Report) -> str:
+    """Return the steps of the plan, in order: layers by themselves, and cascades."""
+    return table(
+        ("step", "layers", "cycles", "bound", "x bound", "bound by", "limited by", "DDR", "SRAM"),
+        [
+            (
+                str(at),
+                _joined(row.layers),
+                f"{row.cycles:,}",
+                f"{row.bound_cycles:,.0f}",
+                _ratio(row),
+                row.limit if row.bound_cycles else "",
+                row.limited.what,
+                size(row.ddr_bytes),
+                size(row.sram_bytes),
+            )
+            for at, row in enumerate(report.steps)
+        ],
+        "rlrrrllrr",
+    )
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return the layers of a step in a few words."""
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} .. {names[-1]} ({len(names)})"
 
 
 SPAN_COLUMNS: tuple[tuple[str, str, tuple[str, ...]], ...] = (

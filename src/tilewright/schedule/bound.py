@@ -1,9 +1,10 @@
-"""The bound: the least a layer, and a network, can cost on a target (docs/concepts/bound.md).
+"""The bound: the least a layer can cost on a target, whatever compiles it (docs/concepts/bound.md).
 
-Bound of a layer = the largest of its array cycles, its vector unit's cycles and its least DDR bytes
-over DDR's peak bandwidth; bound of the network = the largest of the three sums over all layers.
-Products are padded to whole blocks, results to whole vectors and words; what may be done as part of
-the layer before it (a table, a clamp) or by DMA alone (a reshape, a concatenation) counts nothing.
+A record a layer: least cycles of the array and of the vector unit, least DDR bytes, and what must
+still happen after the last of its work and after the last of its weights. `report/network.py` makes
+the network's bound of them. Only what can be proven counts: no choice of tiles, of packing or of
+order is assumed. What may be done as part of the layer before it (a table, a clamp) or by DMA alone
+(a reshape, a concatenation) counts nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +12,31 @@ from __future__ import annotations
 from math import ceil, prod
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, IntegerAttr, StringAttr, f16, i32
+from xdsl.dialects.builtin import f16, i32
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
 from tilewright.ir.weights import WeightStore
+from tilewright.schedule.reach import (
+    ELEMENTWISE,
+    WINDOWS,
+    After,
+    Axis,
+    Cost,
+    after_element,
+    after_weight,
+    axes_of,
+    group_of,
+    text_of,
+)
 from tilewright.spec.hardware import Hardware
 
+I64 = npt.NDArray[np.int64]
+
 _CONSTANTS = ("top.weight", "top.none")
-_COPIES = ("top.reshape",)
-_ELEMENTWISE = frozenset(("add", "sub", "mul", "min", "max", "div"))
-"""Kinds of operations with two operands, each result element one lane's work."""
 
 
 def layer_bounds(
@@ -41,182 +55,262 @@ def layer_bounds(
         sram_bytes: SRAM use by layer, for the record.
         nests: the layer in whose nest a layer runs, where that is another one; for the record.
     """
+    ops = [
+        op
+        for op in main.body.block.ops
+        if op.name not in _CONSTANTS and not isinstance(op, func.ReturnOp)
+    ]
+    traffic = Traffic(weights)
+    work = [array_work(op, hardware) for op in ops]
+    moved = [traffic.of(op) for op in ops]
+    costs = [
+        Cost(kernel, cycles, vector_work(op, hardware))
+        for op, (_, cycles), (_, kernel) in zip(ops, work, moved, strict=True)
+    ]
+    # A tensor's rows and columns are found by its shape: NHWC only, as everything on the chip is.
+    traced = not any(
+        text_of(op, "layout") == "nchw" for op in ops if text_of(op, "device") == "tpu"
+    )
     records: list[dict[str, Any]] = []
-    for op in main.body.block.ops:
-        if op.name in _CONSTANTS or isinstance(op, func.ReturnOp):
-            continue
-        device = _text(op, "device")
-        macs, cycles = array_work(op, hardware)
+    for at, (op, cost) in enumerate(zip(ops, costs, strict=True)):
+        works = traced and bool(cost.array or cost.vector)
+        element = after_element(ops, at, costs) if works else After()
+        weight = after_weight(ops, at, costs) if traced and cost.weights else After()
+        name = text_of(op, "name")
         records.append(
             {
-                "name": _text(op, "name"),
+                "name": name,
                 "op": op.name,
-                "device": device,
-                "macs": macs,
-                "padded_cycles": cycles,
-                "vector_cycles": vector_work(op, hardware),
-                "min_ddr_bytes": least_ddr_bytes(op, weights, hardware) if device == "tpu" else 0,
-                "sram_bytes": sram_bytes.get(_text(op, "name"), 0),
-                "reason": _text(op, "host"),
-                "nest": nests.get(_text(op, "name"), ""),
+                "device": text_of(op, "device"),
+                "macs": work[at][0],
+                "array_cycles": cost.array,
+                "direct_cycles": direct_work(op, hardware),
+                "vector_cycles": cost.vector,
+                "min_ddr_bytes": moved[at][0],
+                "kernel_bytes": cost.weights,
+                "weights_after": element.weights,
+                "array_after": weight.array,
+                "vector_after": weight.vector,
+                "sram_bytes": sram_bytes.get(name, 0),
+                "reason": text_of(op, "host"),
+                "nest": nests.get(name, ""),
             }
         )
     return records
 
 
-def bound_cycles(records: list[dict[str, Any]], hardware: Hardware) -> float:
-    """Return the network's bound in core cycles."""
-    array = sum(record["padded_cycles"] for record in records)
-    vector = sum(record["vector_cycles"] for record in records)
-    ddr = sum(record["min_ddr_bytes"] for record in records) / hardware.ddr_bytes_per_cycle
-    return max(float(array), float(vector), ddr)
+def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
+    """Return multiply-accumulates, padding included, and least array cycles (0 for other ops).
+
+    In a cycle the array takes `n` elements of activations (its rows, or what a word holds), and
+    gives each of them to all `N` columns; a column works for one result. See docs/concepts/bound.md
+    for the three counts.
+    """
+    kind = op.name.split(".")[-1]
+    if text_of(op, "device") != "tpu" or not op.results:
+        return 0, 0
+    result = shape_of(op.results[0])
+    size, taken = hardware.array_size, _taken(op.operands[0], hardware)
+    if kind in ("conv", "avg_pool") and len(result) == 4:
+        rows, columns = axes_of(op)
+        channels = result[-1 if text_of(op, "layout") == "nhwc" else 1]
+        depth = shape_of(op.operands[1])[1] if kind == "conv" else 1
+        fan_out = channels // group_of(op) if kind == "conv" else 1
+        macs = prod(result) * depth * rows.kernel * columns.kernel
+        made = result[0] * channels * _slots(_taps(rows), _taps(columns), depth, taken) / size
+        read_channels = depth * channels // fan_out
+        fed = _slots(rows.uses(), columns.uses(), fan_out, size)
+        fed = result[0] * read_channels * fed / taken
+        held = live_taps(op) * channels * depth / taken if kind == "conv" else 0.0
+        return macs, ceil(max(made, fed, held))
+    if kind == "linear":
+        columns, depth = shape_of(op.operands[1])
+        rows = prod(result) // columns
+        made = rows * columns * ceil(depth / taken) / size
+        fed = rows * depth * ceil(columns / size) / taken
+        return rows * columns * depth, ceil(max(made, fed, columns * depth / taken))
+    if kind == "matmul":
+        depth = shape_of(op.operands[1])[-2]
+        macs = prod(result) * depth
+        made = prod(result) * ceil(depth / taken) / size
+        counts = [prod(shape_of(value)) for value in op.operands[:2]]
+        # Either operand may be the one that the array holds.
+        ways = [
+            max(fed * ceil(macs / fed / size), held) / taken for fed, held in (counts, counts[::-1])
+        ]
+        return macs, ceil(max(made, min(ways)))
+    return 0, 0
+
+
+def direct_work(op: Operation, hardware: Hardware) -> int:
+    """Return the array cycles of an op with one result pixel a pass and whole blocks: no bound.
+
+    What a program that packs no pixels comes down to; depthwise by the diagonal. A step takes the
+    longer of its pixels and the rows of its weights.
+    """
+    kind = op.name.split(".")[-1]
+    if text_of(op, "device") != "tpu" or not op.results:
+        return 0
+    result, size = shape_of(op.results[0]), hardware.array_size
+    if kind in ("conv", "avg_pool") and len(result) == 4:
+        rows, columns = axes_of(op)
+        taps = rows.kernel * columns.kernel
+        channels = result[-1 if text_of(op, "layout") == "nhwc" else 1]
+        pixels = prod(result) // channels
+        depth = shape_of(op.operands[1])[1] if kind == "conv" else 1
+        group = group_of(op) if kind == "conv" else channels
+        if group > 1 and depth == 1 and channels == group:
+            return pixels * taps * ceil(channels / size)
+        of_group = channels // group
+        pack = max(1, min(group, size // depth, size // of_group)) if group > 1 else 1
+        blocks = ceil(group / pack) * ceil(pack * of_group / size)
+        deep = pack * depth * taps
+        return blocks * max(pixels * ceil(deep / size), deep)
+    if kind in ("linear", "matmul"):
+        shape = shape_of(op.operands[1])
+        columns, depth = shape if kind == "linear" else shape[:-3:-1]
+        rows = prod(result) // columns
+        return ceil(columns / size) * max(rows * ceil(depth / size), depth)
+    return 0
+
+
+def _taken(value: SSAValue, hardware: Hardware) -> int:
+    """Return the elements a port hands to the array, or to the vector unit, in a cycle."""
+    return min(hardware.array_size, hardware.sram_word_bytes // _item_bytes(value))
+
+
+def _taps(axis: Axis) -> I64:
+    """Return how many taps of each window lie inside the operand: `[target]`."""
+    return axis.inside().sum(axis=1)
+
+
+def _slots(rows: I64, columns: I64, factor: int, size: int) -> int:
+    """Return the sum of `ceil(row * column * factor / size)` over all pairs."""
+    row_values, row_counts = np.unique(rows, return_counts=True)
+    column_values, column_counts = np.unique(columns, return_counts=True)
+    products = np.multiply.outer(row_values, column_values) * factor
+    counts = np.multiply.outer(row_counts, column_counts)
+    return int((-(-products // size) * counts).sum())
+
+
+def live_taps(op: Operation) -> int:
+    """Return the kernel positions of a convolution that ever read anything but padding."""
+    rows, columns = (int(axis.inside().any(axis=0).sum()) for axis in axes_of(op))
+    return rows * columns
 
 
 def vector_work(op: Operation, hardware: Hardware) -> int:
     """Return the least cycles of the vector unit of an op (0 where it need not work).
 
-    One vector a cycle, and one word a cycle on each port: results of the array are requantised and
-    written pixel by pixel, elementwise operations take whole tensors, a window reads each element.
+    It writes at most a vector, and a word, a cycle; a maximum of many takes a cycle for every two
+    vectors that become one; a linear resize reads four neighbours a pixel.
     """
-    if _text(op, "device") != "tpu" or not op.results:
+    if text_of(op, "device") != "tpu" or not op.results:
         return 0
     kind = op.name.split(".")[-1]
     result = op.results[0]
-    shape, item = shape_of(result), _item_bytes(result)
-    if kind in ("conv", "avg_pool", "max_pool", "resize") and len(shape) == 4:
-        channels = shape[-1 if _text(op, "layout") == "nhwc" else 1]
-        pixels = prod(shape) // channels
-        if kind == "max_pool":
-            return shape[0] * _window_reads(op) * _pixel(channels, item, hardware)
-        if kind == "resize" and _text(op, "mode") == "linear":
-            pixels *= 4
-        return pixels * _pixel(channels, item, hardware)
-    if kind in ("linear", "matmul"):
-        columns = shape[-1]
-        return prod(shape) // columns * _pixel(columns, item, hardware)
-    if kind in _ELEMENTWISE:
-        return _pixel(prod(shape), item, hardware)
+    shape, taken = shape_of(result), _taken(result, hardware)
+    if kind == "max_pool" and len(shape) == 4:
+        channels = shape[-1 if text_of(op, "layout") == "nhwc" else 1]
+        return ceil(shape[0] * channels * _comparisons(*axes_of(op)) / taken)
+    if kind == "resize" and len(shape) == 4:
+        channels = shape[-1 if text_of(op, "layout") == "nhwc" else 1]
+        linear = text_of(op, "mode") == "linear"
+        return prod(shape) // channels * 4 * ceil(channels / taken) if linear else 0
+    if kind in ELEMENTWISE or kind in ("conv", "avg_pool", "linear", "matmul"):
+        return ceil(prod(shape) / taken)
     return 0
 
 
-def _pixel(elements: int, item: int, hardware: Hardware) -> int:
-    """Return the cycles of a run of elements: vectors of all lanes, or the words they take."""
-    return max(
-        ceil(elements / hardware.vector_lanes), ceil(elements * item / hardware.sram_word_bytes)
-    )
+def _comparisons(rows: Axis, columns: Axis) -> int:
+    """Return the least comparisons of two values that a channel's maxima take.
+
+    A comparison joins two values, so that `I` inputs that hang together take `I - 1`; and every
+    maximum of more than one input that is not another one's twin takes one of its own.
+    """
+    parts: list[tuple[int, int, int, int]] = []
+    for axis in (rows, columns):
+        inside, at = axis.inside(), axis.positions()
+        windows = {tuple(at[r][inside[r]].tolist()) for r in range(axis.target)} - {()}
+        part: dict[int, set[int]] = {}
+        for window in windows:
+            joined = set(window).union(*(part[place] for place in window if place in part))
+            part.update(dict.fromkeys(joined, joined))
+        pieces = len({id(piece) for piece in part.values()})
+        parts.append((len(part), pieces, len(windows), sum(len(window) == 1 for window in windows)))
+    inputs, pieces, windows, single = (a * b for a, b in zip(*parts, strict=True))
+    return max(inputs - pieces, windows - single)
 
 
-def _window_reads(op: Operation) -> int:
-    """Return the pixels an image's windows read: at once, or along rows first, then columns."""
-    where = (1, 2) if _text(op, "layout") == "nhwc" else (2, 3)
-    source, target = shape_of(op.operands[0]), shape_of(op.results[0])
-    kernel, strides, pads = (_numbers(op, key) for key in ("kernel", "strides", "pads"))
-    dilations = _numbers(op, "dilations") if _has(op, "dilations") else [1, 1]
-    # Padding is not read: positions inside the picture only.
-    inside = [
-        sum(
-            0 <= place * stride - before + tap * step < source[axis]
-            for place in range(target[axis])
-            for tap in range(window)
-        )
-        for axis, window, stride, before, step in zip(
-            where, kernel, strides, pads, dilations, strict=False
-        )
-    ]
-    rows, columns = (target[axis] for axis in where)
-    apart = min(
-        source[where[0]] * inside[1] + columns * inside[0],
-        source[where[1]] * inside[0] + rows * inside[1],
-    )
-    return min(inside[0] * inside[1], apart)
+class Traffic:
+    """The DDR bytes no schedule can avoid, every constant and every tensor counted once.
 
+    Constants may have any values: equal or uniform ones are not looked for.
+    """
 
-def _has(op: Operation, key: str) -> bool:
-    return key in op.attributes or key in op.properties
+    def __init__(self, weights: WeightStore) -> None:
+        self.weights = weights
+        self.seen: set[str | SSAValue] = set()
 
+    def of(self, op: Operation) -> tuple[int, int]:
+        """Return an op's bytes, and how many of them are kernel weights.
 
-def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
-    """Return multiply-accumulates and least array cycles of an op (0 for other ops)."""
-    size = hardware.array_size
-    kind = op.name.split(".")[-1]
-    if _text(op, "device") != "tpu":
-        return 0, 0
-    if kind == "conv":
-        out_channels, group_in, k_h, k_w = shape_of(op.operands[1])
-        pixels = prod(shape_of(op.results[0])) // out_channels
-        group = _number(op, "group")
-        group_out = out_channels // group
-        macs = pixels * out_channels * group_in * k_h * k_w
-        if group > 1 and group_in == group_out == 1:
-            return macs, pixels * k_h * k_w * ceil(out_channels / size)
-        pack = max(1, min(group, size // group_in, size // group_out)) if group > 1 else 1
-        blocks = ceil(group / pack) * ceil(pack * group_out / size)
-        return macs, pixels * blocks * ceil(pack * group_in * k_h * k_w / size)
-    if kind == "linear":
-        columns, depth = shape_of(op.operands[1])
-        rows = prod(shape_of(op.results[0])) // columns
-        return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
-    if kind == "matmul":
-        depth, columns = shape_of(op.operands[1])[-2:]
-        rows = prod(shape_of(op.results[0])) // columns
-        return rows * columns * depth, rows * ceil(columns / size) * ceil(depth / size)
-    if kind == "avg_pool":
-        kernel = _numbers(op, "kernel")
-        count = prod(shape_of(op.results[0]))
-        channels = shape_of(op.results[0])[-1 if _text(op, "layout") == "nhwc" else 1]
-        window = prod(kernel)
-        return count * window, count // channels * ceil(channels / size) * window
-    return 0, 0
+        Constants, and the tensors that pass between host and chip. A tensor between two layers of
+        the chip counts nothing: it can be made and used up a few rows at a time.
+        """
+        if text_of(op, "device") != "tpu":
+            return 0, 0
+        total = kernel = 0
+        for index, value in enumerate(op.operands):
+            owner = value.owner
+            if not isinstance(owner, Operation) or owner.name == "top.none":
+                continue
+            if owner.name == "top.weight":
+                size = self._constant(op, index, text_of(owner, "name"))
+                total += size
+                if index == 1 and op.name.split(".")[-1] in ("conv", "linear"):
+                    kernel = size
+            elif text_of(owner, "device") != "tpu" and value not in self.seen:
+                self.seen.add(value)
+                total += _read(op, value)
+        for value in op.results:
+            if any(text_of(use.operation, "device") != "tpu" for use in value.uses):
+                total += prod(shape_of(value)) * _item_bytes(value)
+        return total, kernel
 
-
-def least_ddr_bytes(op: Operation, weights: WeightStore, hardware: Hardware) -> int:
-    """Return the DDR bytes no schedule of this op can avoid."""
-    if op.name in _COPIES:
-        return 0
-    total = 0
-    for value in op.operands:
-        owner = value.owner
-        if isinstance(owner, Operation) and owner.name == "top.weight":
-            total += weights.get(_text(owner, "name")).nbytes
-        elif isinstance(owner, Operation) and owner.name not in _CONSTANTS:
-            total += _crossing(value, owner, op, hardware)
-    for value in op.results:
-        users = [use.operation for use in value.uses]
-        size = prod(shape_of(value)) * _item_bytes(value)
-        if any(_text(user, "device") != "tpu" for user in users):
-            total += size
-        else:
-            total += max(0, size - hardware.sram_size)
-    return total
-
-
-def _crossing(value: SSAValue, owner: Operation, op: Operation, hardware: Hardware) -> int:
-    size = prod(shape_of(value)) * _item_bytes(value)
-    if _text(owner, "device") != _text(op, "device"):
+    def _constant(self, op: Operation, index: int, name: str) -> int:
+        """Return the bytes of a constant that must be loaded."""
+        kind = op.name.split(".")[-1]
+        wide = kind == "linear" and _item_bytes(op.results[0]) == 4
+        if wide and index > 2:
+            # The sums themselves are the result: nothing is multiplied or shifted.
+            return 0
+        if name in self.seen:
+            return 0
+        self.seen.add(name)
+        array = self.weights.get(name)
+        if index != 1 or kind not in ("conv", "linear"):
+            return array.nbytes
+        size = array.size * min(array.itemsize, _item_bytes(op.operands[0]))
+        if kind == "conv":
+            taps = prod(array.shape[2:])
+            size = size // taps * live_taps(op)
         return size
-    return max(0, size - hardware.sram_size)
+
+
+def _read(op: Operation, value: SSAValue) -> int:
+    """Return the bytes of a tensor from the host that an op cannot do without."""
+    shape, size = shape_of(value), prod(shape_of(value))
+    if op.name.split(".")[-1] in WINDOWS and len(shape) == 4:
+        rows, columns = axes_of(op)
+        places = int((rows.uses() > 0).sum() * (columns.uses() > 0).sum())
+        size = size // (rows.source * columns.source) * places
+    else:
+        size = min(size, sum(prod(shape_of(result)) for result in op.results))
+    return size * _item_bytes(value)
 
 
 def _item_bytes(value: SSAValue) -> int:
     """Return the bytes of an element on the chip: codes take one, fp16 two, sums four."""
     element = getattr(value.type, "element_type", None)
     return 2 if element == f16 else 4 if element == i32 else 1
-
-
-def _text(op: Operation, key: str) -> str:
-    value = op.attributes.get(key, op.properties.get(key))
-    return value.data if isinstance(value, StringAttr) else ""
-
-
-def _number(op: Operation, key: str) -> int:
-    value = op.attributes.get(key, op.properties.get(key))
-    assert isinstance(value, IntegerAttr), (op.name, key)
-    return value.value.data
-
-
-def _numbers(op: Operation, key: str) -> list[int]:
-    value = op.attributes.get(key, op.properties.get(key))
-    if isinstance(value, ArrayAttr):
-        return [item.value.data for item in value if isinstance(item, IntegerAttr)]
-    assert isinstance(value, DenseArrayBase), (op.name, key)
-    return [int(item) for item in value.iter_values()]
