@@ -1,11 +1,13 @@
 """How near real networks come to their bound, on every target that the goals name.
 
     python bench/roofline.py --output bench/results/roofline.json
-    python bench/roofline.py --pairs resnet50:edge16_vela_512k,pplcnet:edge16
+    python bench/roofline.py --pairs resnet50:edge16_vela_512k,pplcnet:edge16 --jobs 2
 
 The zoo on edge16, tpu_v2 and tpu_v2_1m; ResNet-50 and MobileNetV2 on edge16_vela with 128 KB, 512
-KB and 2 MB of SRAM. Each pair runs in a process of its own: cycles, bound (docs/concepts/bound.md),
-what limits, array use, DDR bytes, compile seconds and the most memory the process used.
+KB and 2 MB of SRAM. Each pair runs in a process of its own: cycles, bound (docs/concepts/bound.md)
+and its parts, what limits the network and every layer above 1.5 x its bound, how busy the array is
+in layers that it bounds, DDR bytes, SRAM peak, compile seconds and the most memory the process
+used. ResNet-50 on tpu_v2 is compiled without fusion, too: `unfused` has what that costs.
 """
 
 from __future__ import annotations
@@ -19,12 +21,18 @@ import resource
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.report.report import Report
 
 TARGETS = ("edge16", "tpu_v2", "tpu_v2_1m")
 VELA_TARGETS = ("edge16_vela_128k", "edge16_vela_512k", "edge16_vela_2m")
 VELA_MODELS = ("resnet50", "mobilenet-v2")
+UNFUSED = ("resnet50:tpu_v2",)
+"""Pairs that are compiled without fusion, too."""
 MODELS = (
     "resnet50", "mobilenet-v2", "efficientnet-lite0", "pplcnet", "ppocr-cls", "opennsfw",
     "squeezenet-light", "resnet50-light",
@@ -37,6 +45,7 @@ def main() -> int:
     parser.add_argument("--pairs", help="MODEL:TARGET, by comma (default: all)")
     parser.add_argument("--samples", type=int, default=16, help="calibration samples")
     parser.add_argument("--output", type=Path, default=Path("build/roofline.json"))
+    parser.add_argument("--jobs", type=int, default=1, help="pairs at a time")
     parser.add_argument("--one", metavar="MODEL:TARGET", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -45,27 +54,32 @@ def main() -> int:
         return 0
     pairs = options.pairs.split(",") if options.pairs else all_pairs()
     rows: list[dict[str, Any]] = []
-    for pair in pairs:
-        command = [sys.executable, __file__, "--samples", str(options.samples), "--one", pair]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-        )  # fmt: skip
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["died"]
-            model, target = pair.split(":")
-            row: dict[str, Any] = {"model": model, "target": target, "error": last[0]}
-        else:
-            row = json.loads(done.stdout.splitlines()[-1])
-        rows.append(row)
-        print(line(row), flush=True)
-        options.output.parent.mkdir(parents=True, exist_ok=True)
-        options.output.write_text(json.dumps(summary(rows), indent=1) + "\n", "utf-8")
+    with ThreadPoolExecutor(options.jobs) as pool:
+        # In the order of the pairs, whichever ends first.
+        for row in pool.map(lambda pair: in_process(pair, options.samples), pairs):
+            rows.append(row)
+            print(line(row), flush=True)
+            options.output.parent.mkdir(parents=True, exist_ok=True)
+            options.output.write_text(json.dumps(summary(rows), indent=1) + "\n", "utf-8")
     for name, mean in summary(rows)["geometric_mean"].items():
         print(f"{name:<18} geometric mean {mean:.3f} x bound")
     good = all(row.get("ratio", 0) >= 1 for row in rows)
     print(f"{len(rows)} pairs, {'all good' if good else 'NOT all good'}: {options.output}")
     return 0 if good else 1
+
+
+def in_process(pair: str, samples: int) -> dict[str, Any]:
+    """Return the row of one pair, measured in a process of its own."""
+    command = [sys.executable, __file__, "--samples", str(samples), "--one", pair]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    if not done.returncode:
+        return json.loads(done.stdout.splitlines()[-1])
+    model, target = pair.split(":")
+    last = done.stderr.strip().splitlines()[-1:] or ["died"]
+    return {"model": model, "target": target, "error": last[0]}
 
 
 def all_pairs() -> list[str]:
@@ -76,6 +90,10 @@ def all_pairs() -> list[str]:
 
 def measure(model: str, target: str, count: int) -> dict[str, Any]:
     """Return the row of one pair."""
+    from dataclasses import replace
+
+    from xdsl.dialects.builtin import IntegerAttr
+
     from tilewright.api import CompileOptions, build
     from tilewright.report.report import make_report
     from tilewright.runtime.simulation import simulate
@@ -96,32 +114,80 @@ def measure(model: str, target: str, count: int) -> dict[str, Any]:
     for row in report.slow:
         limits[row.limited.what] = limits.get(row.limited.what, 0) + 1
     seconds = compiled.seconds
+    live = compiled.stages["tpu"].module.attributes.get("sram_live_bytes")
+    unfused: dict[str, Any] = {}
+    if f"{model}:{target}" in UNFUSED:
+        apart = build(f"zoo:{model}", load_target(target), replace(asked, fuse=False))
+        other = simulate(apart.package)
+        unfused = {
+            "cycles": other.cycles,
+            "ddr_bytes": other.ddr_bytes,
+            "ddr_saved": round(1 - report.ddr_bytes / other.ddr_bytes, 4),
+        }
     return {
         "model": model,
         "target": target,
         "cycles": report.cycles,
         "milliseconds": report.milliseconds,
         "bound_cycles": report.bound,
-        "bound_by": report.limit.lower(),
+        "bound_by": report.bound_by,
         "array_bound": report.array_bound,
         "vector_bound": report.vector_bound,
         "ddr_bound": report.ddr_bound,
+        "order_bound": report.order_bound,
+        "direct_cycles": report.direct_cycles,
+        "direct_ratio": round(report.direct_ratio, 4),
         "ratio": round(report.ratio, 4),
         "limited_by": report.limited.what,
         "why": report.limited.why,
         "layers": sum(row.device == "tpu" for row in report.layers),
         "slow_layers": limits,
         "slow_share": round(sum(row.cycles for row in report.slow) / report.cycles, 4),
+        "slow": [
+            {
+                "layer": row.name,
+                "cycles": row.cycles,
+                "ratio": round(row.ratio, 3),
+                "bound_by": row.limit,
+                "limited_by": row.limited.what,
+                "why": row.limited.why,
+            }
+            for row in report.slow
+        ],
         "array_use": round(report.array_use, 4),
+        "array_bound_layers": array_layers(report),
         "ddr_bytes": report.ddr_bytes,
         "min_ddr_bytes": report.min_ddr_bytes,
+        "unfused": unfused,
+        "steps": len(report.steps),
         "sram_peak": report.sram_peak,
+        # The largest sum of what must be in SRAM at one instant, where the compiler says so.
+        "sram_live": live.value.data if isinstance(live, IntegerAttr) else None,
         "instructions": report.instructions,
         "compile_seconds": round(sum(seconds.values()) - seconds["calibrate"], 2),
         # Of the processor, all threads, calibration included: a busy machine does not change it.
         "processor_seconds": round(processor, 2),
         "calibrate_seconds": round(seconds["calibrate"], 2),
         "compile_mb": memory,
+    }
+
+
+def array_layers(report: Report) -> dict[str, Any]:
+    """Return how well the layers that the array bounds use it, all of them together.
+
+    `busy`: of their cycles those in which the array works; `bound`: their array bounds; `use`:
+    multiply-accumulates over what all cells could do.
+    """
+    rows = [row for row in report.layers if row.limit == "array" and row.bound_cycles]
+    cycles = sum(row.cycles for row in rows)
+    if not cycles:
+        return {"layers": 0}
+    return {
+        "layers": len(rows),
+        "share": round(cycles / report.cycles, 4),
+        "busy": round(sum(row.mac_busy for row in rows) / cycles, 4),
+        "bound": round(sum(row.array_bound for row in rows) / cycles, 4),
+        "use": round(sum(row.macs for row in rows) / cycles / report.array_size**2, 4),
     }
 
 
@@ -146,10 +212,12 @@ def line(row: dict[str, Any]) -> str:
         return f"{head} FAILED {row['error']}"
     return (
         f"{head} {row['cycles']:>11,} cycles {row['ratio']:>5.2f} x bound ({row['bound_by']:<6}) "
-        f"limited by {row['limited_by']:<10} use {row['array_use']:>6.1%} "
+        f"({row['direct_ratio']:.2f} direct) limited by {row['limited_by']:<10} "
+        f"use {row['array_use']:>6.1%} busy {row['array_bound_layers'].get('busy', 0):>6.1%} "
         f"DDR {row['ddr_bytes'] / 2**20:>7.2f} MiB compile {row['compile_seconds']:>5.1f} s "
         f"(processor {row['processor_seconds']:.1f}) "
         f"{row['compile_mb']:>5} MB"
+        + (f" fusion saves {row['unfused']['ddr_saved']:.1%} of DDR" if row["unfused"] else "")
     )
 
 

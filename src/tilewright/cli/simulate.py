@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         return _timing(options)
 
     from tilewright.report.report import make_report
-    from tilewright.report.text import layer_table, slow_layers, span_table, summary
+    from tilewright.report.text import layer_table, slow_layers, span_table, step_table, summary
     from tilewright.runtime.simulation import simulate
 
     with Progress(options.quiet) as progress:
@@ -84,6 +84,9 @@ def run(options: argparse.Namespace) -> int:
         print(layer_table(report, options.layers))
         print()
         print(span_table(report, options.layers))
+        if any(len(row.layers) > 1 for row in report.steps):
+            print()
+            print(step_table(report))
     if slow := slow_layers(report):
         print()
         print("\n".join(slow))
