@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tilewright.schedule.ddr import Lifetime, place_ddr
 from tilewright.schedule.footprint import conv_form, pixel_pitch
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
+from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import MAC, VEC
 from tilewright.transforms.tpu.constants import pack_weights
@@ -56,7 +56,7 @@ def test_tiles_of_a_nest_never_overlap_and_weights_have_banks_of_their_own(
     buffers = [
         TileBuffer(f"b{i}", role, size, slots) for i, (role, size, slots) in enumerate(items)
     ]
-    placed = place_nest(TINY, buffers)
+    placed = place_packed(TINY, buffers)
     if isinstance(placed, TileDoesNotFit):
         assert placed.needed_bytes > TINY.sram_size
         return

@@ -14,7 +14,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
 from tilewright.schedule.box import BoxAxis, BoxChoice, BoxOperand, BoxProblem, choose_box
 from tilewright.schedule.footprint import max_parameter_blocks
-from tilewright.schedule.placement import TileDoesNotFit, place_nest
+from tilewright.schedule.placement import Item, TileDoesNotFit, place_network
 from tilewright.schedule.tiling import (
     Choice,
     ConvProblem,
@@ -72,7 +72,13 @@ def test_every_layer_fits_every_target(layer: str, target: str) -> None:
     choice = choose_conv(hardware, problem)
     assert isinstance(choice, Choice)
     tiling = choice.tiling
-    assert not isinstance(place_nest(hardware, tiling.buffers(hardware, problem)), TileDoesNotFit)
+    buffers = tiling.buffers(hardware, problem)
+    weights = tuple(b.name for b in buffers if b.role == "weights")
+    items = [
+        Item(b.name, b.role, b.size_bytes, b.slots, 0, 0, () if b.name in weights else weights)
+        for b in buffers
+    ]
+    assert not isinstance(place_network(hardware, items), TileDoesNotFit)
     form = tiling.form(hardware, problem)
     assert form.blocks <= max_parameter_blocks(hardware)
     assert tiling.columns <= hardware.accumulator_rows

@@ -68,73 +68,25 @@ def place_network(
     return search(hardware, items)
 
 
-SPREADS = (
-    ("slot", "slot"),
-    ("slot", "none"),
-    ("turn", "slot"),
-    ("turn", "none"),
-    ("none", "slot"),
-    ("none", "none"),
-)
-"""What starts a bank of its own, most first: for activations and weights, every slot of a tile, all
-tiles of one turn (slot 0 of all, slot 1 of all), or nothing."""
-
-STREAMED = ("input", "output")
-"""Roles of tiles that two engines work on at the same time; the others are small or read once."""
-
-
-def place_nest(
-    hardware: Hardware, buffers: list[TileBuffer]
-) -> dict[str, list[int]] | TileDoesNotFit:
-    """Give every slot of every tile an address; tiles of one nest are alive together.
-
-    Weights grow from the top of SRAM downwards, everything else from the bottom upwards, so that
-    weights never share a bank with another tile (an instruction's operands must be in different
-    banks). A bank has one port: as far as SRAM allows, the slot being filled, the slot being
-    computed on and the results lie in different banks.
-    """
-    answer = place_packed(hardware, buffers)
-    if isinstance(answer, TileDoesNotFit):
-        return answer
-    for activations, weights in SPREADS:
-        found = _lay(hardware, buffers, activations, weights)
-        if not isinstance(found, TileDoesNotFit):
-            return found
-    return answer
-
-
 def place_packed(
     hardware: Hardware, buffers: list[TileBuffer]
 ) -> dict[str, list[int]] | TileDoesNotFit:
-    """As `place_nest`, without spreading over banks: fits if anything does."""
-    return _lay(hardware, buffers, "none", "none")
+    """Place tiles that are all alive together, weights in banks that no other tile lies in.
 
-
-def _lay(
-    hardware: Hardware, buffers: list[TileBuffer], activations: str, weights: str
-) -> dict[str, list[int]] | TileDoesNotFit:
+    Weights grow from the top of SRAM downwards, everything else from the bottom upwards. What fits
+    this way fits in `place_network`.
+    """
     word, bank = hardware.sram_word_bytes, hardware.bank_size
     low, high = 0, hardware.sram_size
     addresses: dict[str, list[int]] = {buffer.name: [] for buffer in buffers}
-    streamed = [buffer for buffer in buffers if buffer.role in STREAMED]
-    small = [buffer for buffer in buffers if buffer.role not in (*STREAMED, "weights")]
-    for slot in range(max((buffer.slots for buffer in buffers), default=0)):
-        if activations == "turn":
-            low = align(low, bank)
-        for buffer in streamed:
-            if slot < buffer.slots:
-                low = align(low, bank) if activations == "slot" else low
+    for buffer in buffers:
+        for _ in range(buffer.slots):
+            if buffer.role == "weights":
+                high -= align(buffer.size_bytes, word)
+                addresses[buffer.name].append(high)
+            else:
                 addresses[buffer.name].append(low)
                 low += align(buffer.size_bytes, word)
-        for buffer in buffers:
-            if buffer.role == "weights" and slot < buffer.slots:
-                high -= align(buffer.size_bytes, word)
-                high = high // bank * bank if weights == "slot" else high
-                addresses[buffer.name].append(high)
-    for buffer in small:
-        for _ in range(buffer.slots):
-            addresses[buffer.name].append(low)
-            low += align(buffer.size_bytes, word)
     weight_bytes = hardware.sram_size - high
     needed = align(low, bank) + align(weight_bytes, bank)
     if needed > hardware.sram_size:

@@ -20,6 +20,7 @@ from tilewright.transforms.tpu.nests import (
     attr_ints,
     attr_str,
     ends_in_half,
+    is_held,
     layer_of,
     root,
     value_bytes,
@@ -126,8 +127,14 @@ class Compute:
         function, clamp = attr_str(op, "function"), clamp_of(op)
         user = self.nests.joining_of(op)
         join = self._join(user) if user is not None else None
+        held = is_held(target)
 
         def run() -> None:
+            if held:
+                # A lookup in place changes these drains, not those of rows before.
+                tile = self.values[target].buffer
+                assert isinstance(tile, Tile)
+                tile.drains.clear()
             view = self.values[bias]
             parameters = view.buffer
             assert isinstance(parameters, Tile)
@@ -147,6 +154,7 @@ class Compute:
 
     def _lut(self, op: GenericOp) -> Thunk:
         x, entries, y = op.inputs[0], op.inputs[1], op.outputs[0]
+        fused = self.nests.fused_of(op) is not None
 
         def run() -> None:
             source, target = self.values[x], self.values[y]
@@ -156,7 +164,7 @@ class Compute:
             assert isinstance(tile.source.buffer, DdrBuffer)
             key = tile.source.buffer.name
             assert isinstance(source.buffer, Tile)
-            if source.buffer.drains:
+            if fused:
                 emit_conv.fuse_table(self.emitter, source, key, tile, target)
                 return
             register = self.emitter.table(key, tile)
@@ -179,16 +187,14 @@ class Compute:
         return run
 
     def _eltwise(self, op: GenericOp) -> Thunk:
+        if self.nests.joined_to(op) is not None:
+            # It is emitted with the drains.
+            return lambda: None
         operands = [*op.inputs, op.outputs[0]]
         emit = self._elementwise(op)
 
         def run() -> None:
-            views = [self.values[value] for value in operands]
-            tile = views[-1].buffer
-            assert isinstance(tile, Tile)
-            # Of drained tiles it was emitted with the drains.
-            if not tile.drains:
-                emit(views)
+            emit([self.values[value] for value in operands])
 
         return run
 

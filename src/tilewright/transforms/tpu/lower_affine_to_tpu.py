@@ -49,6 +49,7 @@ from tilewright.transforms.tpu.emitter import (
     ddr_argument,
 )
 from tilewright.transforms.tpu.evaluate import Evaluator
+from tilewright.transforms.tpu.layout import lay_out
 from tilewright.transforms.tpu.nests import Nests, attr_str, item_bytes_of, memory_space
 from tilewright.transforms.tpu.synchronize import synchronize
 from tilewright.transforms.tpu.views import DdrBuffer, View, whole
@@ -190,7 +191,7 @@ class _Lowering:
                     nests.ddr[item.memref] = view
                     used = [positions[_top(user, block)] for user in _all_users(item.memref)]
                     self._alive(name, view, min(used, default=end), max(used, default=end))
-            nests.plan()
+            lay_out(nests)
             self.arguments[function] = arguments
             self.nests[function] = nests
             position = end + 1

@@ -31,14 +31,15 @@ from tilewright.schedule.footprint import (
     activation_bytes,
     align,
     conv_form,
-    ones_bytes,
     parameter_bytes,
     pixel_pitch,
 )
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_nest
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.views import Tile, View, whole
+
+HELD = "held"
+"""Role of buffers that live across nests: whole tensors, and rows of one."""
 
 _ALIASES = (
     "memref.subview",
@@ -134,6 +135,28 @@ def users(value: SSAValue) -> Iterator[Operation]:
             yield use.operation
 
 
+def is_held(value: SSAValue) -> bool:
+    """Tell whether a value lies in a buffer that lives across nests."""
+    owner = root(value).owner
+    return isinstance(owner, Operation) and attr_str(owner, "role") == HELD
+
+
+def same_place(one: SSAValue, two: SSAValue) -> bool:
+    """Tell whether two values are the same part of a buffer; any part of a tile is that tile."""
+    if root(one) is not root(two):
+        return False
+    if one is two or not is_held(one):
+        return True
+    first, second = one.owner, two.owner
+    return (
+        isinstance(first, memref.SubviewOp)
+        and isinstance(second, memref.SubviewOp)
+        and first.properties == second.properties
+        and all(a is b for a, b in zip(first.operands[1:], second.operands[1:], strict=True))
+        and same_place(first.source, second.source)
+    )
+
+
 @dataclass
 class Nests:
     """Tile addresses, DDR buffers and op relations of one function."""
@@ -150,13 +173,18 @@ class Nests:
     """Tiles that are second operands, loaded on a channel of their own."""
     keep: list[object] = field(default_factory=list[object])
     peak_bytes: int = 0
-    """Largest SRAM use of any nest."""
+    """Most SRAM bytes alive at once; buffers that are loaded ahead count from their own step."""
     peaks: dict[str, int] = field(default_factory=dict[str, int])
-    """SRAM bytes of every layer's nest."""
+    """Most SRAM bytes alive at once while a layer's nest runs."""
     members: dict[str, str] = field(default_factory=dict[str, str])
     """Layers that run in the nest of another layer, by name."""
-    _implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
+    implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
+    """Tiles of an op's own: equal weights of a window sum, scalar parameters."""
     _filled: set[int] = field(default_factory=set[int])
+    _joining: dict[GenericOp, GenericOp | None] = field(
+        default_factory=dict[GenericOp, GenericOp | None]
+    )
+    _joined: dict[GenericOp, GenericOp] = field(default_factory=dict[GenericOp, GenericOp])
 
     def conv_of(self, value: SSAValue) -> GenericOp:
         """Return the convolution that reads a weights tile."""
@@ -175,12 +203,42 @@ class Nests:
 
     def joining_of(self, requant: GenericOp) -> GenericOp | None:
         """Return the elementwise op that works in place on the results of a requantisation."""
-        base = root(requant.outputs[0])
-        for user in users(base):
+        if requant not in self._joining:
+            found = None
+            target = requant.outputs[0]
+            for user in users(root(target)):
+                if (
+                    isinstance(user, GenericOp)
+                    and attr_str(user, "kind") == "eltwise"
+                    and same_place(user.outputs[0], target)
+                    and any(same_place(value, target) for value in user.inputs)
+                ):
+                    found = user
+                    self._joined[user] = requant
+                    break
+            self._joining[requant] = found
+        return self._joining[requant]
+
+    def joined_to(self, op: GenericOp) -> GenericOp | None:
+        """Return the requantisation whose results an elementwise op takes up in place."""
+        for user in users(root(op.outputs[0])):
+            if isinstance(user, GenericOp) and attr_str(user, "kind") == "requant":
+                self.joining_of(user)
+        return self._joined.get(op)
+
+    def fused_of(self, lut: GenericOp) -> GenericOp | None:
+        """Return the requantisation whose drains apply a lookup's table themselves.
+
+        In a held buffer the lookup is in place; what else it reads there is another layer's.
+        """
+        source = lut.inputs[0]
+        if is_held(source) and not same_place(source, lut.outputs[0]):
+            return None
+        for user in users(root(source)):
             if (
                 isinstance(user, GenericOp)
-                and attr_str(user, "kind") == "eltwise"
-                and root(user.outputs[0]) is base
+                and attr_str(user, "kind") == "requant"
+                and same_place(user.outputs[0], source)
             ):
                 return user
         return None
@@ -263,7 +321,7 @@ class Nests:
 
         They are ones for codes, and the window's reciprocal in fp16.
         """
-        tile = self._implicit[op]
+        tile = self.implicit[op]
         if id(tile) not in self._filled:
             self._filled.add(id(tile))
             if value_bytes(op.inputs[0]) == 1:
@@ -277,99 +335,7 @@ class Nests:
 
     def scalar_tile(self, op: GenericOp) -> Tile:
         """Return the tile through which scalar parameters of an op reach the vector unit."""
-        return self._implicit[op]
-
-    def plan(self) -> None:
-        """Group the SRAM tiles that are alive together and give them addresses.
-
-        Raises:
-            TilewrightError: E0401, naming the layer and its tiles.
-        """
-        parent: dict[SSAValue, SSAValue] = {}
-
-        def find(value: SSAValue) -> SSAValue:
-            while parent[value] is not value:
-                parent[value] = parent[parent[value]]
-                value = parent[value]
-            return value
-
-        allocs: list[memref.AllocOp] = []
-        generics: list[GenericOp] = []
-        for op in self.function.walk():
-            if isinstance(op, memref.AllocOp) and _space(op) != 0:
-                parent[op.memref] = op.memref
-                allocs.append(op)
-            elif isinstance(op, GenericOp):
-                generics.append(op)
-        for op in generics:
-            tiles = [root(value) for value in (*op.inputs, *op.outputs)]
-            tiles = [tile for tile in tiles if tile in parent]
-            for tile in tiles[1:]:
-                parent[find(tile)] = find(tiles[0])
-            if attr_str(op, "kind") == "eltwise" and len(op.inputs) > 1:
-                # In the nest of a convolution the one that is loaded, else the second.
-                swapped = root(op.inputs[1]) is root(op.outputs[0])
-                self.second_inputs.add(root(op.inputs[0 if swapped else 1]))
-        groups: dict[SSAValue, list[memref.AllocOp]] = {}
-        for op in allocs:
-            groups.setdefault(find(op.memref), []).append(op)
-        ops: dict[SSAValue, list[GenericOp]] = {}
-        for op in generics:
-            tiles = [root(value) for value in (*op.inputs, *op.outputs)]
-            ops.setdefault(find(next(tile for tile in tiles if tile in parent)), []).append(op)
-        for key, members in groups.items():
-            self._place(members, ops.get(key, []))
-
-    def _place(self, allocs: list[memref.AllocOp], generics: list[GenericOp]) -> None:
-        buffers: list[TileBuffer] = []
-        for index, op in enumerate(allocs):
-            if _space(op) != 1:
-                continue
-            role = attr_str(op, "role")
-            buffers.append(
-                TileBuffer(str(index), role, self.tile_bytes(op), attr_int(op, "slots", 1))
-            )
-        word = self.hardware.sram_word_bytes
-        for index, op in enumerate(generics):
-            kind = attr_str(op, "kind")
-            changed = "shift" in op.attributes or ends_in_half(op)
-            if kind == "sum":
-                size = ones_bytes(self.hardware, value_bytes(op.inputs[0]))
-                buffers.append(TileBuffer(f"ones{index}", "weights", size, 1))
-            elif kind in ("eltwise", "resize") or (kind == "copy" and changed):
-                size = parameter_bytes(self.hardware, 1)
-                buffers.append(TileBuffer(f"scalar{index}", "scalar", size, 1))
-        placed = place_nest(self.hardware, buffers)
-        layer = next(
-            (attr_str(op, "layer") for op in (*generics, *allocs) if "layer" in op.attributes), ""
-        )
-        if isinstance(placed, TileDoesNotFit):
-            raise TilewrightError(
-                "E0401",
-                f'out of memory during allocation of "{layer}"',
-                [
-                    *(f"{b.role}: {b.slots} x {b.size_bytes} bytes" for b in buffers),
-                    placed.reason,
-                    f"smallest SRAM that would do: {placed.needed_bytes} bytes; "
-                    f"{self.hardware.name} has {self.hardware.sram_size}",
-                ],
-            )
-        used = sum(b.slots * align(b.size_bytes, word) for b in buffers)
-        self.peak_bytes = max(self.peak_bytes, used)
-        self.peaks[layer] = max(self.peaks.get(layer, 0), used)
-        for op in generics:
-            if (member := attr_str(op, "layer")) != layer:
-                self.members[member] = layer
-        sizes = {b.name: b.size_bytes for b in buffers}
-        for index, op in enumerate(allocs):
-            if str(index) in placed:
-                self.tiles[op] = (placed[str(index)], sizes[str(index)])
-        for index, op in enumerate(generics):
-            for prefix in ("ones", "scalar"):
-                name = f"{prefix}{index}"
-                if name in placed:
-                    size = sizes[name]
-                    self._implicit[op] = Tile(prefix, (size,), placed[name][0], size, size)
+        return self.implicit[op]
 
     def tile_bytes(self, op: memref.AllocOp) -> int:
         """Return the SRAM bytes of an alloc's tile."""
@@ -395,9 +361,3 @@ class Nests:
         for extent in shape[:-1]:
             pixels *= extent
         return activation_bytes(hardware, pixels, shape[-1], item)
-
-
-def _space(op: memref.AllocOp) -> int:
-    kind = op.memref.type
-    assert isinstance(kind, MemRefType)
-    return memory_space(kind)
