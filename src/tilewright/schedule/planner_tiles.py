@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
-from tilewright.schedule.footprint import ConvForm
+from tilewright.schedule.footprint import ConvForm, activation_bytes, align
 from tilewright.schedule.tiling import (
     INPUT_LOOPS,
+    MAX_EXTENT,
     OPERANDS,
     OUTPUT_LOOPS,
     Choice,
@@ -37,6 +38,8 @@ NEAR = 1.15
 """A tiling this close to the least cycles of a layer is not worth splitting its reduction."""
 SLOTS = ((2, 2, 2, 2), (2, 2, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1))
 """Of input, weights, output and second operand."""
+MIN_WIDTH = 64
+"""Narrower arrays are never used in part."""
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 """Parts into which channels are cut."""
 
@@ -47,17 +50,26 @@ class _Few(Search):
         problem, least = self.problem, self._least()
         for level in range(4):
             for kernel in kernel_tiles(problem, level)[:3]:
-                for groups, outs, ins in channel_tiles(self.hardware, problem, level > 0):
-                    parts = ceil(problem.group_out / outs), ceil(problem.group_in / ins)
-                    if problem.group == 1 and not COUNTS.issuperset(parts):
-                        continue
-                    self._tallest(ConvTiling(groups, outs, ins, kernel, 1, 1))
+                for channels in self._channels(level > 0):
+                    self._tallest(ConvTiling(*channels, kernel, 1, 1))
             if not self.found or (problem.kind == "sum" and level < 2):
                 continue
             costs = [item[4] for item in self.found]
             best = min(max(cost.mac, cost.vector, cost.memory) + cost.waiting for cost in costs)
             if problem.kind == "sum" or problem.group > 1 or best <= NEAR * least:
                 return
+
+    def _channels(self, split: bool) -> list[tuple[int, int, int]]:
+        """Return groups, output and input channels of a group.
+
+        Less than the array is wide, if the rest of SRAM is then enough to read inputs once.
+        """
+        problem, size = self.problem, self.hardware.array_size
+        if problem.group > 1 or problem.kind == "sum":
+            return list(channel_tiles(self.hardware, problem, split))
+        outs = _parts(problem.out_channels, size)
+        ins = _parts(problem.in_channels, size) if split else [problem.in_channels]
+        return [(1, out, part) for out in outs for part in ins]
 
     def _least(self) -> float:
         """Return the cycles that no tiling can avoid."""
@@ -87,43 +99,57 @@ class _Few(Search):
             base.groups == 1 and base.in_channels < problem.group_in
         )
         weights = problem.weight_bytes(hardware, form)
+        room = hardware.sram_size - self.reserved - align(weights, hardware.bank_size)
+        if not legal(hardware, problem, base, form):
+            return
         widths = [part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows]
         for columns in (widths[0], widths[-1]):
             fits = False
             taken: set[int] = set()
-            tilings: list[tuple[ConvTiling, int]] = []
+            heights: list[tuple[int, int]] = []
             for rows in row_tiles(hardware, problem, columns):
-                tiling = replace(base, rows=rows, columns=columns)
-                if not legal(hardware, problem, tiling, form):
+                if rows > MAX_EXTENT:
                     continue
+                tiling = replace(base, rows=rows, columns=columns)
                 if split and not accumulates(hardware, tiling, form):
                     continue
-                sizes = [
-                    buffer.size_bytes
-                    for buffer in tiling.buffers(hardware, problem)
-                    if buffer.role != "weights"
-                ]
-                tilings.append((tiling, sum(sizes)))
+                heights.append((rows, self._bytes(tiling)))
             for slots in SLOTS:
-                for tiling, size in tilings:
-                    if size + weights > hardware.sram_size - self.reserved:
+                for rows, size in heights:
+                    if size > room:
                         continue
-                    if tiling.rows in taken:
+                    if rows in taken:
                         break
+                    tiling = replace(base, rows=rows, columns=columns)
                     if self._both_orders(tiling, form, slots):
                         for packing in tiling.packings(hardware, problem)[1:]:
                             packed = replace(tiling, packing=packing)
                             self._both_orders(packed, packed.form(hardware, problem), slots)
-                        taken.add(tiling.rows)
+                        taken.add(rows)
                         fits = True
                         break
             if fits:
                 return
-            if tilings:
-                needed = packed_bytes(
-                    hardware, tilings[-1][0].buffers(hardware, problem), self.reserved
-                )
-                self.remember_smallest(needed, tilings[-1][0])
+        tiling = replace(base, columns=widths[-1])
+        needed = packed_bytes(hardware, tiling.buffers(hardware, problem), self.reserved)
+        self.remember_smallest(needed, tiling)
+
+    def _bytes(self, tiling: ConvTiling) -> int:
+        """Return the SRAM of one slot of each tile of activations."""
+        problem, hardware, held = self.problem, self.hardware, self.problem.held
+        size = problem.element_bytes
+        total = 0
+        if "input" not in held:
+            rows, columns = tiling.in_extent(problem)
+            channels = tiling.groups * tiling.in_channels
+            total += activation_bytes(hardware, rows * columns, channels, size)
+        outputs = ("output" not in held) + (problem.second and "second" not in held)
+        if outputs:
+            channels = tiling.groups * tiling.out_channels
+            pixels = tiling.rows * tiling.columns
+            item = problem.output_bytes or size
+            total += outputs * activation_bytes(hardware, pixels, channels, item)
+        return total
 
     def _both_orders(
         self, tiling: ConvTiling, form: ConvForm, slots: tuple[int, int, int, int]
@@ -152,6 +178,13 @@ class _Few(Search):
                 fits = True
                 self.price(candidate, form, loops, times)
         return fits
+
+
+def _parts(size: int, unit: int) -> list[int]:
+    """Return parts of channels: multiples of the array's width, then less, largest first."""
+    parts = [part for part in shares(size, unit) if ceil(size / part) in COUNTS]
+    parts += [part for part in (unit // 2, unit // 4) if unit >= MIN_WIDTH and part < parts[-1]]
+    return parts
 
 
 @lru_cache(maxsize=8192)
