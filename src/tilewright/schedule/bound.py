@@ -26,8 +26,7 @@ from tilewright.schedule.reach import (
     After,
     Axis,
     Cost,
-    after_element,
-    after_weight,
+    Reach,
     axes_of,
     group_of,
     text_of,
@@ -71,11 +70,12 @@ def layer_bounds(
     traced = not any(
         text_of(op, "layout") == "nchw" for op in ops if text_of(op, "device") == "tpu"
     )
+    reach = Reach(ops, costs)
     records: list[dict[str, Any]] = []
     for at, (op, cost) in enumerate(zip(ops, costs, strict=True)):
         works = traced and bool(cost.array or cost.vector)
-        element = after_element(ops, at, costs) if works else After()
-        weight = after_weight(ops, at, costs) if traced and cost.weights else After()
+        element = reach.after_element(at) if works else After()
+        weight = reach.after_weight(at) if traced and cost.weights else After()
         name = text_of(op, "name")
         records.append(
             {

@@ -14,7 +14,7 @@ from math import prod
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import StringAttr
+from xdsl.dialects.builtin import StringAttr, TensorType
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import int_list, int_of, shape_of
@@ -72,6 +72,8 @@ class Axis:
 
     def taps(self, low: I64, high: I64) -> I64:
         """Return how many taps some window uses on `low..high`."""
+        if (self.kernel, self.stride, self.before) == (1, 1, 0):
+            return (low <= high).astype(np.int64)
         count = np.zeros_like(low)
         for tap in range(self.kernel):
             shift = self.before - tap * self.dilation
@@ -176,94 +178,115 @@ class Cost:
     """Cycles."""
 
 
-def after_element(ops: Sequence[Operation], at: int, costs: Sequence[Cost]) -> After:
-    """Return what follows the element of `ops[at]`'s result behind which the least follows."""
-    size = _image(ops[at].results[0])
-    if size is None:
-        return After()
-    rows, columns = np.arange(size[0]), np.arange(size[1])
-    start = Trace(*size, (rows, rows), (columns, columns), False)
-    return _follow(ops, at, costs, start)
+class Reach:
+    """A graph's layers, and what follows what."""
 
-
-def after_weight(ops: Sequence[Operation], at: int, costs: Sequence[Cost]) -> After:
-    """Return what follows the kernel weight of `ops[at]` behind which the least follows."""
-    op = ops[at]
-    size = _image(op.results[0])
-    if size is None:
-        return After()
-    if not op.name.endswith(".conv"):
-        zero = np.zeros(1, np.int64)
-        return _follow(ops, at, costs, Trace(*size, (zero, zero), (zero, zero), False))
-    spans: list[tuple[I64, I64]] = []
-    for axis in axes_of(op):
-        inside = axis.inside()
-        # A tap that reads nothing but padding is no weight that anything needs.
-        inside = inside[:, inside.any(axis=0)]
-        spans.append((inside.argmax(axis=0), len(inside) - 1 - inside[::-1].argmax(axis=0)))
-    return _follow(ops, at, costs, Trace(*size, spans[0], spans[1], False))
-
-
-def _follow(ops: Sequence[Operation], at: int, costs: Sequence[Cost], start: Trace) -> After:
-    traces: dict[SSAValue, Trace] = {ops[at].results[0]: start}
-    found = After()
-    row_shares: list[F64] = []
-    column_shares: list[F64] = []
-    for op, cost in zip(ops[at + 1 :], costs[at + 1 :], strict=True):
-        known = [traces[value] for value in op.operands if value in traces]
-        if not known or len(op.results) != 1:
-            continue
-        kind = op.name.split(".")[-1]
-        source = traces.get(op.operands[0])
-        if cost.weights and source is not None and source.channels:
-            rows, columns = axes_of(op) if kind == "conv" else (Axis(1, 1, 1, 1, 1, 0),) * 2
-            row_shares.append(cost.weights * rows.taps(*source.rows) / rows.kernel)
-            column_shares.append(columns.taps(*source.columns) / columns.kernel)
-        if cost.array and any(trace.whole for trace in known):
-            found.array += cost.array
-        result = _through(op, kind, traces)
-        if result is not None:
-            traces[op.results[0]] = result
-            found.vector += cost.vector if result.whole else 0
-    if row_shares:
-        found.weights = int((np.array(row_shares).T @ np.array(column_shares)).min())
-    return found
-
-
-def _through(op: Operation, kind: str, traces: dict[SSAValue, Trace]) -> Trace | None:
-    """Return the trace of an op's result, or None where it is lost."""
-    result = op.results[0]
-    size = _image(result)
-    if size is None:
-        return None
-    source = traces.get(op.operands[0])
-    if kind in WINDOWS and source is not None:
-        rows, columns = axes_of(op)
-        if rows.dilation != 1 or columns.dilation != 1:
-            return None
-        return Trace(
-            *size,
-            rows.reached(*source.rows),
-            columns.reached(*source.columns),
-            source.channels or (kind == "conv" and group_of(op) == 1),
-        )
-    if kind == "linear" and source is not None and size == (1, 1):
-        return Trace(1, 1, source.rows, source.columns, True)
-    if kind == "reshape" and source is not None and size == (1, 1):
-        if (source.height, source.width) == (1, 1) or source.whole:
-            return Trace(1, 1, _one(source.rows), _one(source.columns), source.channels)
-        return Trace(1, 1, _one(source.rows), _one(source.columns), False)
-    if kind in _SAME_PLACE:
-        found = [
-            spread
-            for value in op.operands
-            if value in traces and (spread := _spread(value, traces[value], result)) is not None
+    def __init__(self, ops: Sequence[Operation], costs: Sequence[Cost]) -> None:
+        self.ops, self.costs = ops, costs
+        self.kinds = [op.name.split(".")[-1] if _followed(op) else "" for op in ops]
+        self.axes = [
+            axes_of(op) if kind in WINDOWS else (Axis(1, 1, 1, 1, 1, 0),) * 2
+            for op, kind in zip(ops, self.kinds, strict=True)
         ]
-        # Any of them is sure; their union need not be a rectangle.
-        return max(found, key=lambda trace: (trace.channels, trace.extent), default=None)
-    if kind == "concat":
-        return _joined(op, size, traces)
-    return None
+        self.sizes = [_image(op.results[0]) if len(op.results) == 1 else None for op in ops]
+
+    def after_element(self, at: int) -> After:
+        """Return what follows the element of a layer's result behind which the least follows."""
+        size = self.sizes[at]
+        if size is None:
+            return After()
+        rows, columns = np.arange(size[0]), np.arange(size[1])
+        return self._follow(at, Trace(*size, (rows, rows), (columns, columns), False))
+
+    def after_weight(self, at: int) -> After:
+        """Return what follows the kernel weight of a layer behind which the least follows."""
+        size = self.sizes[at]
+        if size is None:
+            return After()
+        zero = np.zeros(1, np.int64)
+        spans: list[tuple[I64, I64]] = [(zero, zero)] * 2
+        if self.kinds[at] == "conv":
+            for number, axis in enumerate(self.axes[at]):
+                inside = axis.inside()
+                # A tap that reads nothing but padding is no weight that anything needs.
+                inside = inside[:, inside.any(axis=0)]
+                last = len(inside) - 1 - inside[::-1].argmax(axis=0)
+                spans[number] = inside.argmax(axis=0), last
+        return self._follow(at, Trace(*size, spans[0], spans[1], False))
+
+    def _follow(self, at: int, start: Trace) -> After:
+        traces: dict[SSAValue, Trace] = {self.ops[at].results[0]: start}
+        found = After()
+        row_shares: list[F64] = []
+        column_shares: list[F64] = []
+        for number in range(at + 1, len(self.ops)):
+            op, cost = self.ops[number], self.costs[number]
+            known = [traces[value] for value in op.operands if value in traces]
+            if not known:
+                continue
+            source = traces.get(op.operands[0])
+            if cost.weights and source is not None and source.channels:
+                rows, columns = self.axes[number]
+                row_shares.append(cost.weights * rows.taps(*source.rows) / rows.kernel)
+                column_shares.append(columns.taps(*source.columns) / columns.kernel)
+            if cost.array and any(trace.whole for trace in known):
+                found.array += cost.array
+            result = self._through(number, source, traces)
+            if result is not None:
+                traces[op.results[0]] = result
+                found.vector += cost.vector if cost.vector and result.whole else 0
+        if row_shares:
+            found.weights = int((np.array(row_shares).T @ np.array(column_shares)).min())
+        return found
+
+    def _through(
+        self, number: int, source: Trace | None, traces: dict[SSAValue, Trace]
+    ) -> Trace | None:
+        """Return the trace of an op's result, or None where it is lost.
+
+        Args:
+            number: the op's place.
+            source: the trace of its first operand, if there is one.
+            traces: those of all values.
+        """
+        op, kind, size = self.ops[number], self.kinds[number], self.sizes[number]
+        if size is None:
+            return None
+        if kind in WINDOWS and source is not None:
+            rows, columns = self.axes[number]
+            if rows.dilation != 1 or columns.dilation != 1:
+                return None
+            return Trace(
+                *size,
+                rows.reached(*source.rows),
+                columns.reached(*source.columns),
+                source.channels or (kind == "conv" and group_of(op) == 1),
+            )
+        if kind == "linear" and source is not None and size == (1, 1):
+            return Trace(1, 1, source.rows, source.columns, True)
+        if kind == "reshape" and source is not None and size == (1, 1):
+            every = (source.height, source.width) == (1, 1) or source.whole
+            rows, columns = _one(source.rows), _one(source.columns)
+            return Trace(1, 1, rows, columns, every and source.channels)
+        if kind in _SAME_PLACE:
+            found = [
+                spread
+                for value in op.operands
+                if value in traces
+                and (spread := _spread(value, traces[value], op.results[0])) is not None
+            ]
+            # Any of them is sure; their union need not be a rectangle.
+            return max(found, key=lambda trace: (trace.channels, trace.extent), default=None)
+        if kind == "concat":
+            return _joined(op, size, traces)
+        return None
+
+
+def _followed(op: Operation) -> bool:
+    """Tell whether a trace goes on through an op: what the chip does, windows of images only."""
+    if text_of(op, "device") != "tpu" or len(op.results) != 1:
+        return False
+    return op.name.split(".")[-1] not in WINDOWS or len(shape_of(op.operands[0])) == 4
 
 
 def _one(span: tuple[I64, I64]) -> tuple[I64, I64]:
@@ -309,6 +332,8 @@ def _joined(op: Operation, size: tuple[int, int], traces: dict[SSAValue, Trace])
 
 def _image(value: SSAValue) -> tuple[int, int] | None:
     """Return rows and columns of a tensor of codes: NHWC, or a vector of features."""
+    if not isinstance(value.type, TensorType):
+        return None
     shape = shape_of(value)
     if len(shape) == 4:
         return shape[1], shape[2]
