@@ -91,9 +91,17 @@ class UnitForm:
     ddr_bytes: int
 
 
+def held_problem(problem: ConvProblem | BoxProblem, part: bool) -> ConvProblem | BoxProblem:
+    """Return a unit's problem in a cascade; `part`: it writes a part of a concatenation."""
+    if isinstance(problem, BoxProblem):
+        return problem
+    held = ("input", "second", "output")
+    return replace(problem, held=(*held, "part") if part else held)
+
+
 @lru_cache(maxsize=4096)
 def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm | None:
-    """Return a unit's widest tile of output channels; all its weights are resident.
+    """Return a unit's widest tile of output channels (see `held_problem`); all weights stay.
 
     None: a pixel row, or its reduction, does not fit one instruction.
     """

@@ -10,7 +10,7 @@ from tilewright.schedule.cascade import buffer_of, held_at
 from tilewright.schedule.footprint import activation_bytes
 from tilewright.schedule.placement import Item, TileBuffer, TileDoesNotFit, place_network
 from tilewright.schedule.plan import Plan, Step, TensorSpec, UnitSpec
-from tilewright.schedule.planner_cascade import unit_form
+from tilewright.schedule.planner_cascade import held_problem, unit_form
 from tilewright.schedule.tiling import ConvProblem, ConvTiling
 from tilewright.spec.hardware import Hardware
 
@@ -74,6 +74,8 @@ def _single(
         assert isinstance(unit.problem, ConvProblem)
         names = ("input", "second", "output") if unit.problem.second else ("input", "output")
         held = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+        if flags[-1] and tensors[unit.writes].inside is not None:
+            held = (*held, "part")
         tiles = tiling.buffers(hardware, replace(unit.problem, held=held))
         apart = (f"t{buffers[0]}" if flags[0] else f"s{number} input",)
     else:
@@ -120,7 +122,8 @@ def _cascade(
     for index in step.units:
         unit = units[index]
         assert unit.problem is not None
-        made = unit_form(hardware, unit.problem)
+        part = tensors[unit.writes].inside is not None
+        made = unit_form(hardware, held_problem(unit.problem, part))
         assert made is not None
         source = buffer_of(tensors, unit.reads[0].tensor)
         apart = f"t{source}" if held_at(plan.homes[source], number) else f"s{number} r{source}"

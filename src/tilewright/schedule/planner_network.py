@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from tilewright.schedule.cascade import buffer_of
 from tilewright.schedule.footprint import activation_bytes
 from tilewright.schedule.plan import Read, TensorSpec, UnitSpec
-from tilewright.schedule.planner_cascade import Chain
+from tilewright.schedule.planner_cascade import Chain, held_problem
 from tilewright.spec.hardware import Hardware
 
 
@@ -146,7 +146,17 @@ class Network:
                 if not self.rolls(buffer):
                     return None
                 stored[part] = None
-            units.append(replace(spec, layer="", reads=tuple(reads), writes=part, in_ddr=None))
+            assert spec.problem is not None
+            units.append(
+                replace(
+                    spec,
+                    layer="",
+                    problem=held_problem(spec.problem, buffer != spec.writes),
+                    reads=tuple(reads),
+                    writes=part,
+                    in_ddr=None,
+                )
+            )
         tensors: list[TensorSpec] = []
         for tensor in numbers:
             spec = self.tensors[tensor]

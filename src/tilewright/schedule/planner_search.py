@@ -253,6 +253,8 @@ class Search:
             names = ("input", "second") if problem.second else ("input",)
             names = (*names, "output")
             taken = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
+            if flags[-1] and self.network.tensors[spec.writes].inside is not None:
+                taken = (*taken, "part")
             problem = replace(problem, held=taken)
             choice = choose_few(hardware, problem, reserved)
             if not isinstance(choice, Choice):

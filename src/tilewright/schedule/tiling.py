@@ -31,6 +31,7 @@ from tilewright.schedule.footprint import (
     max_parameter_blocks,
     ones_bytes,
     parameter_bytes,
+    pixel_pitch,
 )
 from tilewright.schedule.packing import PackingProblem, packings
 from tilewright.schedule.placement import TileBuffer
@@ -76,7 +77,8 @@ class ConvProblem:
     output_bytes: int = 0
     """Bytes of an element of the result; 0: as `element_bytes`."""
     held: tuple[str, ...] = ()
-    """Operands that lie whole in SRAM, `input`, `second` or `output`: no tile, no DMA."""
+    """Operands that lie whole in SRAM, `input`, `second` or `output`: no tile, no DMA. `part`: the
+    held output lies inside a concatenation of channels."""
 
     @property
     def weight_loops(self) -> tuple[str, ...]:
@@ -173,9 +175,20 @@ class ConvTiling:
             self.kernel,
             problem.dilations[1],
             element_bytes=problem.element_bytes,
+            pitch=self._pitch(hardware, problem, "input"),
             stride_x=problem.strides[1],
+            out_pitch=self._pitch(hardware, problem, "output"),
             packing=self.packing,
         )
+
+    def _pitch(self, hardware: Hardware, problem: ConvProblem, operand: str) -> int | None:
+        """Return the bytes between pixels of a held tensor; None: those of a tile of its own."""
+        if operand not in problem.held:
+            return None
+        inputs = operand == "input"
+        channels = problem.in_channels if inputs else problem.out_channels
+        item = problem.element_bytes
+        return pixel_pitch(hardware, channels, item if inputs else problem.output_bytes or item)
 
     def packings(self, hardware: Hardware, problem: ConvProblem) -> tuple[Packing, ...]:
         """Return the packings that are worth trying for the tile, the plain one first."""
@@ -183,7 +196,14 @@ class ConvTiling:
             self.groups > 1 or self.in_channels == problem.group_in
         )
         codes = problem.element_bytes == 1 and problem.output_bytes in (0, 1)
-        if not whole or not codes or problem.batched_weights:
+        # Pixels of a held tensor are as far apart as all its channels take.
+        inputs = "input" not in problem.held or (
+            self.groups * self.in_channels == problem.in_channels
+        )
+        outputs = "output" not in problem.held or (
+            "part" not in problem.held and self.groups * self.out_channels == problem.out_channels
+        )
+        if not (whole and codes and inputs and outputs) or problem.batched_weights:
             return (PLAIN,)
         rest = problem.out_columns % self.columns
         tile = PackingProblem(
