@@ -14,6 +14,8 @@ from tilewright.schedule.footprint import ConvForm
 from tilewright.transforms.tpu import emit_conv, emit_vector
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
+    ALIASES,
+    INDICES,
     Nests,
     attr_float,
     attr_int,
@@ -57,7 +59,15 @@ class Forms:
 class Compute:
     """Makes a thunk of every compute op: what is static is read once, tiles when it runs."""
 
-    def __init__(self, emitter: Emitter, nests: Nests, values: Values, forms: Forms) -> None:
+    def __init__(
+        self,
+        emitter: Emitter,
+        nests: Nests,
+        values: Values,
+        forms: Forms,
+        make: Callable[[Operation], Thunk],
+    ) -> None:
+        self.make = make
         self.emitter = emitter
         self.nests = nests
         self.values = values
@@ -127,6 +137,13 @@ class Compute:
         function, clamp = attr_str(op, "function"), clamp_of(op)
         user = self.nests.joining_of(op)
         join = self._join(user) if user is not None else None
+        # Views of the joined op's operands may be made only behind this op.
+        views: list[Thunk] = []
+        between = op.next_op
+        while user is not None and between is not None and between is not user:
+            if between.name in (*ALIASES, *INDICES):
+                views.append(self.make(between))
+            between = between.next_op
         held = is_held(target)
 
         def run() -> None:
@@ -143,6 +160,8 @@ class Compute:
                 # The blocks of this tile, which may be the last and smaller one.
                 form = self.forms.of_output(self.nests.reduction_of(acc), view.sizes[-1])
                 end = emit_conv.HalfEnd(function, clamp, form.blocks)
+            for make_view in views:
+                make_view()
             emit_conv.requantise(
                 self.emitter, self.values[acc], parameters, id(parameters), self.values[target],
                 end, join,

@@ -25,12 +25,15 @@ from tilewright.transforms.tpu.compute import Compute, Forms, Thunk, clamp_of
 from tilewright.transforms.tpu.constants import pack_biases, pack_parameters, pack_weights
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
+    HELD,
     Nests,
     attr_str,
+    is_held,
     item_bytes_of,
     layer_of,
     memory_space,
     root,
+    same_place,
     users,
     value_bytes,
 )
@@ -57,7 +60,7 @@ class Evaluator:
         self.nests = nests
         self.values: dict[SSAValue, Any] = dict(arguments)
         self.forms = Forms(nests)
-        self._compute = Compute(emitter, nests, self.values, self.forms)
+        self._compute = Compute(emitter, nests, self.values, self.forms, self._view)
         self._makers: dict[str, Callable[[Any], Thunk]] = {
             "arith.constant": self._constant,
             "affine.apply": self._apply,
@@ -89,6 +92,12 @@ class Evaluator:
         raise TilewrightError(
             "E0501", f"`{op.name}` has no place at the affine level", [f"layer {layer_of(op)}"]
         )
+
+    def _view(self, op: Operation) -> Thunk:
+        """Return the thunk of an op that only makes a value."""
+        thunk = self._thunk(op)
+        assert thunk is not None
+        return thunk
 
     # -- indices --------------------------------------------------------------------------------
 
@@ -281,9 +290,16 @@ class Evaluator:
     def _fill(self, op: FillOp) -> Thunk:
         target, value = op.outputs[0], op.inputs[0]
         base, layer = root(target), layer_of(op)
+        held = is_held(target)
         # `vec_pool` starts from its first element and needs no filled result.
-        pooled = any(attr_str(user, "kind") == "pool" for user in users(base))
-        loaded = any(
+        pooled = any(
+            isinstance(user, GenericOp)
+            and attr_str(user, "kind") == "pool"
+            and same_place(user.outputs[0], target)
+            for user in users(base)
+        )
+        # A load pads its tile itself. Held buffers are filled part by part, at once.
+        loaded = not held and any(
             isinstance(user, memref.CopyOp) and root(user.destination) is base
             for user in users(base)
         )
@@ -295,7 +311,7 @@ class Evaluator:
                 view.buffer.chunks.clear()
                 return
             assert isinstance(view.buffer, Tile)
-            if pooled and view.buffer.role == "output":
+            if 0 in view.sizes or (pooled and view.buffer.role in ("output", HELD)):
                 return
             self.emitter.layer = layer or self.emitter.layer
             byte = fill_byte(self.values[value], view.buffer.item_bytes)
@@ -317,7 +333,7 @@ class Evaluator:
             target: View = self.values[after]
             self.emitter.layer = layer or self.emitter.layer
             if isinstance(target.buffer, Tile) and isinstance(source.buffer, DdrBuffer):
-                if target.buffer.role in ("input", "output"):
+                if target.buffer.role in ("input", "output", HELD):
                     self.emitter.load(source, target, channel)
                 elif target.buffer.role == "weights" and not source.buffer.constant:
                     self._load_matrix(op, source, target.buffer)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tilewright.spec.access import accesses
+from tilewright.spec.hardware import Hardware
+from tilewright.spec.isa import BY_NAME
 from tilewright.spec.program import SEQ, engine_of
 
 ENGINES = SEQ
@@ -35,3 +38,23 @@ class Instr:
     def engine(self) -> int:
         """Engine number (`spec.program.ENGINE_NAMES`)."""
         return engine_of(self.name, self.fields)
+
+
+_DEFAULTS = {
+    name: {item.name: item.default for item in instruction.fields}
+    for name, instruction in BY_NAME.items()
+}
+
+
+def touch(instr: Instr, hardware: Hardware) -> None:
+    """Narrow the SRAM regions of an instruction from whole tiles to what its fields reach."""
+    found = accesses(hardware, instr.name, _DEFAULTS[instr.name] | instr.fields)
+    for write, regions in ((False, instr.reads), (True, instr.writes)):
+        regions[:] = [
+            *(region for region in regions if region.space != "sram"),
+            *(
+                Region("sram", item.address, item.end)
+                for item in found
+                if item.sram and item.write is write
+            ),
+        ]

@@ -49,6 +49,7 @@ from tilewright.transforms.tpu.emitter import (
     ddr_argument,
 )
 from tilewright.transforms.tpu.evaluate import Evaluator
+from tilewright.transforms.tpu.instruction import touch
 from tilewright.transforms.tpu.layout import lay_out
 from tilewright.transforms.tpu.nests import Nests, attr_str, item_bytes_of, memory_space
 from tilewright.transforms.tpu.synchronize import synchronize
@@ -209,6 +210,8 @@ class _Lowering:
     ) -> Emitter:
         emitter = Emitter(self.hardware, self.context.weights, constants)
         Evaluator(emitter, function, self.nests[function], self.arguments[function]).run()
+        for instr in emitter.program:
+            touch(instr, self.hardware)
         synchronize(emitter.program, self.hardware, workspace_bytes)
         return emitter
 

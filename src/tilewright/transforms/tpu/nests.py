@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -41,13 +42,14 @@ from tilewright.transforms.tpu.views import Tile, View, whole
 HELD = "held"
 """Role of buffers that live across nests: whole tensors, and rows of one."""
 
-_ALIASES = (
+ALIASES = (
     "memref.subview",
     "memref.collapse_shape",
     "memref.expand_shape",
     "memref.cast",
     "memref.reinterpret_cast",
 )
+INDICES = ("affine.apply", "affine.min", "arith.constant")
 
 
 def attr_int(op: Operation, name: str, default: int | None = None) -> int:
@@ -121,7 +123,7 @@ def layer_of(op: Operation) -> str:
 
 def root(value: SSAValue) -> SSAValue:
     """Return the buffer a chain of views starts from."""
-    while isinstance(value.owner, Operation) and value.owner.name in _ALIASES:
+    while isinstance(value.owner, Operation) and value.owner.name in ALIASES:
         value = value.owner.operands[0]
     return value
 
@@ -129,7 +131,7 @@ def root(value: SSAValue) -> SSAValue:
 def users(value: SSAValue) -> Iterator[Operation]:
     """Yield the ops that use a buffer, directly or through views."""
     for use in value.uses:
-        if use.operation.name in _ALIASES:
+        if use.operation.name in ALIASES:
             yield from users(use.operation.results[0])
         else:
             yield use.operation
@@ -139,6 +141,14 @@ def is_held(value: SSAValue) -> bool:
     """Tell whether a value lies in a buffer that lives across nests."""
     owner = root(value).owner
     return isinstance(owner, Operation) and attr_str(owner, "role") == HELD
+
+
+def is_part(value: SSAValue) -> bool:
+    """Tell whether a value is some channels of a held buffer."""
+    kind, whole_kind = value.type, root(value).type
+    assert isinstance(kind, MemRefType)
+    assert isinstance(whole_kind, MemRefType)
+    return is_held(value) and kind.get_shape()[-1] != whole_kind.get_shape()[-1]
 
 
 def same_place(one: SSAValue, two: SSAValue) -> bool:
@@ -155,6 +165,15 @@ def same_place(one: SSAValue, two: SSAValue) -> bool:
         and all(a is b for a, b in zip(first.operands[1:], second.operands[1:], strict=True))
         and same_place(first.source, second.source)
     )
+
+
+def neighbours(op: Operation, forward: bool) -> Iterator[Operation]:
+    """Yield the ops of a block behind or before one, without those that only make values."""
+    step = op.next_op if forward else op.prev_op
+    while step is not None:
+        if step.name not in (*ALIASES, *INDICES):
+            yield step
+        step = step.next_op if forward else step.prev_op
 
 
 @dataclass
@@ -202,45 +221,66 @@ class Nests:
         raise TilewrightError("E0501", "an accumulator is requantised but never written")
 
     def joining_of(self, requant: GenericOp) -> GenericOp | None:
-        """Return the elementwise op that works in place on the results of a requantisation."""
+        """Return the elementwise op that works in place on the results of a requantisation.
+
+        It is issued with the drains. In a held buffer other layers may work between the two; then
+        it is an op by itself. (A nest's own tiles are all loaded before.)
+        """
         if requant not in self._joining:
-            found = None
             target = requant.outputs[0]
-            for user in users(root(target)):
+            if is_held(target):
+                candidates = neighbours(requant, forward=True)
+            else:
+                candidates = users(root(target))
+            found = None
+            for op in candidates:
+                kind = attr_str(op, "kind")
                 if (
-                    isinstance(user, GenericOp)
-                    and attr_str(user, "kind") == "eltwise"
-                    and same_place(user.outputs[0], target)
-                    and any(same_place(value, target) for value in user.inputs)
+                    isinstance(op, GenericOp)
+                    and kind == "eltwise"
+                    and same_place(op.outputs[0], target)
+                    and any(same_place(value, target) for value in op.inputs)
                 ):
-                    found = user
-                    self._joined[user] = requant
+                    found = op
+                    self._joined[op] = requant
+                    break
+                if is_held(target) and kind != "lut":
                     break
             self._joining[requant] = found
         return self._joining[requant]
 
     def joined_to(self, op: GenericOp) -> GenericOp | None:
         """Return the requantisation whose results an elementwise op takes up in place."""
-        for user in users(root(op.outputs[0])):
-            if isinstance(user, GenericOp) and attr_str(user, "kind") == "requant":
-                self.joining_of(user)
+        target = op.outputs[0]
+        candidates = neighbours(op, forward=False) if is_held(target) else users(root(target))
+        for candidate in candidates:
+            kind = attr_str(candidate, "kind")
+            if isinstance(candidate, GenericOp) and kind == "requant":
+                self.joining_of(candidate)
+            if is_held(target) and kind != "lut":
+                break
         return self._joined.get(op)
 
     def fused_of(self, lut: GenericOp) -> GenericOp | None:
         """Return the requantisation whose drains apply a lookup's table themselves.
 
-        In a held buffer the lookup is in place; what else it reads there is another layer's.
+        In a held buffer the lookup is in place and follows it; what else it reads there is another
+        layer's.
         """
         source = lut.inputs[0]
-        if is_held(source) and not same_place(source, lut.outputs[0]):
-            return None
-        for user in users(root(source)):
+        if is_held(source):
+            if not same_place(source, lut.outputs[0]):
+                return None
+            candidates = islice(neighbours(lut, forward=False), 1)
+        else:
+            candidates = users(root(source))
+        for op in candidates:
             if (
-                isinstance(user, GenericOp)
-                and attr_str(user, "kind") == "requant"
-                and same_place(user.outputs[0], source)
+                isinstance(op, GenericOp)
+                and attr_str(op, "kind") == "requant"
+                and same_place(op.outputs[0], source)
             ):
-                return user
+                return op
         return None
 
     def _user(self, value: SSAValue, kinds: tuple[str, ...], operand: int) -> GenericOp:
@@ -274,6 +314,11 @@ class Nests:
             # A depthwise convolution of one group.
             return ConvForm(True, False, 1, 1, 1, 1, 1, 1, k_h * k_w, 1, item), pitch
         packing, out_pitch = self._packing(op, out_channels)
+        # Between the pixels of some channels of a held buffer lie those of other tensors: they may
+        # be no numbers, and a merged kernel row would take more weights than the tile was made for.
+        part = is_part(op.inputs[0])
+        if part:
+            packing = PLAIN
         form = conv_form(
             self.hardware,
             group_in * group,
@@ -283,7 +328,7 @@ class Nests:
             attr_ints(op, "dilations", (1, 1))[1],
             pitch,
             item,
-            may_merge=total == 1,
+            may_merge=total == 1 and not part,
             stride_x=attr_ints(op, "strides", (1, 1))[1],
             out_pitch=out_pitch,
             packing=packing,
