@@ -113,6 +113,8 @@ class _Run:
     queues: list[deque[Dispatched]] = field(init=False)
     running: list[_Running | None] = field(init=False)
     count: int = 0
+    unfinished: int = 0
+    """Instructions queued or running."""
     macs: int = 0
 
     def __post_init__(self) -> None:
@@ -134,13 +136,14 @@ class _Run:
                 if not self._step():
                     raise self._deadlock(instr, f"{ENGINE_NAMES[instr.engine]}'s queue is full")
             queue.append(instr)
+            self.unfinished += 1
             self._advance()
         return FunctionalResult(self.ddr, self.count, self.macs)
 
     def _advance(self) -> None:
         """Let the engines work: as far as they get, or (random order) a random number of steps."""
         if self.rng is None:
-            while self._step():
+            while self.unfinished and self._step():
                 pass
             return
         while self.rng.random() < 0.5 and self._step():
@@ -155,7 +158,7 @@ class _Run:
         if instr.name in ("fence", "halt"):
             while self._step():
                 pass
-            if any(self.queues) or any(self.running):
+            if self.unfinished:
                 raise self._deadlock(instr, "it waits for all engines")
         if instr.name == "halt" and self.state.groups:
             raise machine_error(
@@ -326,6 +329,7 @@ class _Run:
             mask ^= bit
 
     def _complete(self, instr: Dispatched) -> None:
+        self.unfinished -= 1
         self._signal(instr)
         if self.hook is not None:
             self.hook(instr, self.state)
