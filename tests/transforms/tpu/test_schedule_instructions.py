@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
 from xdsl.dialects.builtin import DictionaryAttr, ModuleOp
 
 from tests.props.random_programs import Generator, setup, synchronise
@@ -236,8 +238,28 @@ def test_the_random_programs_do_get_reordered() -> None:
     assert fired >= 10
 
 
+def chain_of_convolutions() -> onnx.ModelProto:
+    """Return three convolutions whose weights take several tiles, on a 3 x 9 x 7 image."""
+    rng = np.random.default_rng(0)
+    sizes = [3, 96, 96, 3]
+    nodes = [
+        helper.make_node("Conv", [f"v{i}", f"w{i}"], [f"v{i + 1}"], f"conv{i}", pads=[1] * 4)
+        for i in range(3)
+    ]
+    weights = [
+        numpy_helper.from_array(
+            (rng.standard_normal((sizes[i + 1], sizes[i], 3, 3)) / 9).astype(np.float32), f"w{i}"
+        )
+        for i in range(3)
+    ]
+    nodes[0].input[0], nodes[2].output[0] = "x", "y"
+    ends = [helper.make_tensor_value_info(n, TensorProto.FLOAT, [1, 3, 9, 7]) for n in "xy"]
+    graph = helper.make_graph(nodes, "chain", ends[:1], ends[1:], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
 def test_written_says_when_tensors_are_complete_in_the_new_order() -> None:
-    made = compiled()
+    made = compiled(model=chain_of_convolutions())
     module = made.stages["tpu"].module
     (op,) = (item for item in module.ops if isinstance(item, ProgramOp))
     assert any(item.stage == "schedule-instructions" and item.fired for item in made.decisions)
