@@ -376,8 +376,8 @@ def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outli
         mac += times * (cost.mac + STAGE_OVERHEAD_CYCLES)
         vector += times * cost.vector
         engines += times * (max(cost.mac, cost.vector) + cost.tail + STAGE_OVERHEAD_CYCLES)
-    vector += copying
-    engines = max(mac, vector) if skewed else engines + copying
+    # What reads rows that move waits for the copy, and the copy for the rows' last readers.
+    engines = copying + (max(mac, vector) if skewed else engines)
     if skewed:
         engines += engines / rounds * max(depth) * 0.2
     memory = rate.transfer(constant_bytes, 2 * len(chain.units))
@@ -385,7 +385,10 @@ def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outli
     for tensor in (*chain.loaded, *chain.stored):
         spec = chain.tensors[tensor]
         size = spec.rows * spec.columns * spec.channels * spec.element_bytes
-        cycles = rate.transfer(size, rounds if spec.inside is None else spec.rows * spec.columns)
+        cycles = max(
+            rate.transfer(size, rounds if spec.inside is None else spec.rows * spec.columns),
+            _runs(hardware, spec) * hardware.core_clock_mhz / hardware.dma_clock_mhz,
+        )
         memory += cycles
         ddr += size
         if tensor in chain.stored:
@@ -393,6 +396,14 @@ def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outli
         else:
             head += cycles / rounds
     return Outline(rows, skewed, weights, used, engines, memory, head, tail, ddr)
+
+
+def _runs(hardware: Hardware, tensor: TensorSpec) -> int:
+    """Return the contiguous runs in which rows move, at least one cycle each of one DMA channel."""
+    dense = tensor.channels * tensor.element_bytes
+    if pixel_pitch(hardware, tensor.channels, tensor.element_bytes) != dense:
+        return tensor.rows * tensor.columns
+    return tensor.rows
 
 
 @lru_cache(maxsize=1024)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import product
 
-from tilewright.schedule.box import BoxChoice, BoxTiling, choose_box
+from tilewright.schedule.box import BoxChoice, BoxProblem, BoxTiling, choose_box
 from tilewright.schedule.cost import rates
 from tilewright.schedule.footprint import align
 from tilewright.schedule.planner_cascade import Chain, Outline, outlines
@@ -19,6 +19,7 @@ from tilewright.schedule.tiling import (
     Choice,
     ConvProblem,
     ConvTiling,
+    NoFit,
     packed_bytes,
 )
 
@@ -114,7 +115,7 @@ class Search:
         self.reserve = reserve
         self.rate = rates(network.hardware)
         self._chains: dict[object, tuple[Chain, tuple[int, ...]] | None] = {}
-        self._singles: dict[object, tuple[StepPrice, ConvTiling | BoxTiling | None] | None] = {}
+        self._singles: dict[object, list[tuple[StepPrice, ConvTiling | BoxTiling | None]]] = {}
         self.failed = 0
         """The furthest unit that has no tile."""
 
@@ -144,8 +145,7 @@ class Search:
     def _following(self, position: int, state: State) -> list[tuple[State, int]]:
         found: list[tuple[State, int]] = []
         for holds in self._holds(position, position, state):
-            action = self._single(position, state, holds)
-            if action is not None:
+            for action in self._single(position, state, holds):
                 found += self._after(state, action, holds)
         longest = min(self.effort.longest, len(self.network.units) - position)
         if longest < 2 or not self.network.stripable(position):
@@ -206,7 +206,7 @@ class Search:
         unit = max(self.hardware.bank_size // 8, self.hardware.sram_word_bytes)
         return align(sum(self._held_bytes(b) for b in held) + extra, unit)
 
-    def _single(self, unit: int, state: State, holds: tuple[int, ...]) -> Action | None:
+    def _single(self, unit: int, state: State, holds: tuple[int, ...]) -> list[Action]:
         network = self.network
         spec = network.units[unit]
         held = state.held.union(holds)
@@ -216,14 +216,22 @@ class Search:
         key = (unit, flags, reserved)
         if key not in self._singles:
             self._singles[key] = self._choose(unit, flags, reserved)
-        found = self._singles[key]
-        if found is None:
-            return None
-        price, tiling = found
         target = network.buffer(spec.writes)
-        if target in holds and network.buffers[target].ddr_needed:
-            price = self._copied(price, target)
-        return Action(unit, unit, price, (tiling,), None, None, (), 0, frozenset())
+        copied = target in holds and network.buffers[target].ddr_needed
+        return [
+            Action(
+                unit,
+                unit,
+                self._copied(price, target) if copied else price,
+                (tiling,),
+                None,
+                None,
+                (),
+                0,
+                frozenset(),
+            )
+            for price, tiling in self._singles[key]
+        ]
 
     def _copied(self, price: StepPrice, buffer: int) -> StepPrice:
         """Add the copy of a held tensor to DDR."""
@@ -238,7 +246,7 @@ class Search:
 
     def _choose(
         self, unit: int, flags: tuple[bool, ...], reserved: int
-    ) -> tuple[StepPrice, ConvTiling | BoxTiling | None] | None:
+    ) -> list[tuple[StepPrice, ConvTiling | BoxTiling | None]]:
         spec, hardware = self.network.units[unit], self.hardware
         problem = spec.problem
         if problem is None:
@@ -247,8 +255,9 @@ class Search:
             size = sum(self.network.buffers[buffer].ddr_bytes for buffer in buffers)
             memory = self.rate.transfer(size, len(buffers))
             if reserved > hardware.sram_size // 2:
-                return None
-            return StepPrice(memory, memory, 0.0, 0.0, size, hardware.sram_size, 0), None
+                return []
+            return [(StepPrice(memory, memory, 0.0, 0.0, size, hardware.sram_size, 0), None)]
+        choices: tuple[Choice | BoxChoice, ...]
         if isinstance(problem, ConvProblem):
             names = ("input", "second") if problem.second else ("input",)
             names = (*names, "output")
@@ -256,10 +265,8 @@ class Search:
             if flags[-1] and self.network.tensors[spec.writes].inside is not None:
                 taken = (*taken, "part")
             problem = replace(problem, held=taken)
-            choice = choose_few(hardware, problem, reserved)
-            if not isinstance(choice, Choice):
-                return None
-            buffers = choice.tiling.buffers(hardware, problem)
+            answer = choose_few(hardware, problem, reserved)
+            choices = () if isinstance(answer, NoFit) else answer
         else:
             last = len(problem.operands) - 1
             places = (*range(len(flags) - 1), last)
@@ -269,12 +276,21 @@ class Search:
                 taken = tuple(at for at, flag in zip(places, flags, strict=True) if flag)
                 problem = replace(problem, held=taken)
             choice = choose_box(hardware, problem, reserved)
-            if not isinstance(choice, BoxChoice):
-                return None
+            choices = (choice,) if isinstance(choice, BoxChoice) else ()
+        return [(self._price(problem, choice, reserved), choice.tiling) for choice in choices]
+
+    def _price(
+        self, problem: ConvProblem | BoxProblem, choice: Choice | BoxChoice, reserved: int
+    ) -> StepPrice:
+        hardware, cost = self.hardware, choice.cost
+        if isinstance(problem, ConvProblem):
+            assert isinstance(choice, Choice)
             buffers = choice.tiling.buffers(hardware, problem)
-        cost = choice.cost
+        else:
+            assert isinstance(choice, BoxChoice)
+            buffers = choice.tiling.buffers(hardware, problem)
         early = sum(b.slots * b.size_bytes for b in buffers if b.role in ("weights", "bias"))
-        price = StepPrice(
+        return StepPrice(
             cost.engines() + cost.waiting,
             cost.memory,
             cost.head,
@@ -283,7 +299,6 @@ class Search:
             packed_bytes(hardware, buffers, reserved),
             early,
         )
-        return price, choice.tiling
 
     def _cascades(
         self, first: int, last: int, state: State, holds: tuple[int, ...]
@@ -345,7 +360,10 @@ class Search:
         early = state.used_bytes + price.early_bytes <= self.hardware.sram_size
         ddr = max(state.ddr, state.begun if early else state.engines)
         begun = max(state.engines, ddr + price.head)
-        end = max(begun + price.engines, ddr + price.memory)
+        # No more than the first weights is loaded before the step begins.
+        ahead = min(price.memory, price.early_bytes / self.rate.ddr_bytes_per_cycle)
+        ahead = max(ahead, price.head)
+        end = max(begun + price.engines, ddr + price.memory, begun + price.memory - ahead)
         free = max(ddr + price.memory, end + price.tail if price.tail else 0.0)
         held = state.held.union(holds)
         copied = state.copied.union(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
+from tilewright.schedule.cost import TRAFFIC_WEIGHT, NestCost
 from tilewright.schedule.footprint import ConvForm, activation_bytes, align
 from tilewright.schedule.tiling import (
     INPUT_LOOPS,
@@ -40,6 +41,8 @@ SLOTS = ((2, 2, 2, 2), (2, 2, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1))
 """Of input, weights, output and second operand."""
 MIN_WIDTH = 64
 """Narrower arrays are never used in part."""
+AHEAD = 0.98
+"""A second tiling must be that much better."""
 COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 """Parts into which channels are cut."""
 
@@ -182,12 +185,35 @@ class _Few(Search):
 
 def _parts(size: int, unit: int) -> list[int]:
     """Return parts of channels: multiples of the array's width, then less, largest first."""
-    parts = [part for part in shares(size, unit) if ceil(size / part) in COUNTS]
+    every = shares(size, unit)
+    parts = [part for part in every if part == every[-1] or ceil(size / part) in COUNTS]
     parts += [part for part in (unit // 2, unit // 4) if unit >= MIN_WIDTH and part < parts[-1]]
     return parts
 
 
 @lru_cache(maxsize=8192)
-def choose_few(hardware: Hardware, problem: ConvProblem, reserved: int) -> Choice | NoFit:
-    """Return a cheap tiling that fits beside `reserved` bytes of tensors, or why there is none."""
-    return choose_by(_Few(hardware, problem, reserved))
+def choose_few(
+    hardware: Hardware, problem: ConvProblem, reserved: int
+) -> tuple[Choice, ...] | NoFit:
+    """Return cheap tilings that fit beside `reserved` bytes of tensors, or why there is none.
+
+    The first is the best by itself; a second one is better if its first tiles are loaded while the
+    step before works.
+    """
+    search = _Few(hardware, problem, reserved)
+    choice = choose_by(search)
+    if isinstance(choice, NoFit):
+        return choice
+    ahead = min(search.found, key=lambda item: (_ahead(item[4]), item[2]))
+    if ahead[3] == choice.tiling or _ahead(ahead[4]) > AHEAD * _ahead(choice.cost):
+        return (choice,)
+    used = sum(b.slots * b.size_bytes for b in ahead[3].buffers(hardware, problem))
+    other = Choice(
+        ahead[3], ahead[0], used, choice.tiling, choice.cycles, choice.candidates, ahead[4]
+    )
+    return choice, other
+
+
+def _ahead(cost: NestCost) -> float:
+    """Return the cycles of a nest whose transfers all overlap with other work."""
+    return cost.engines() + cost.waiting + TRAFFIC_WEIGHT * cost.memory
