@@ -15,7 +15,8 @@ from tilewright.dialects.quant import shape_of
 from tilewright.interp import run_affine, run_linalg
 from tilewright.ir.weights import WeightStore
 from tilewright.schedule.box import BoxChoice, BoxProblem, BoxTiling, choose_box
-from tilewright.schedule.cascade import buffer_of, events_of
+from tilewright.schedule.cascade import buffer_of, events_of, held_at
+from tilewright.schedule.footprint import max_parameter_blocks
 from tilewright.schedule.plan import Home, Plan, Stage, Step, TensorSpec, UnitSpec
 from tilewright.schedule.rolling import least_capacity, roll
 from tilewright.schedule.tiling import Choice, ConvProblem, ConvTiling, choose_conv
@@ -104,6 +105,8 @@ def alone(
         return box.tiling
     names = ["input", *(["second"] if problem.second else []), "output"]
     inside = tuple(name for name, place in zip(names, places, strict=True) if place)
+    if places[-1] and tensors[unit.writes].inside is not None:
+        inside = (*inside, "part")
     conv = choose_conv(hardware, replace(problem, held=inside))
     assert isinstance(conv, Choice)
     return conv.tiling
@@ -161,12 +164,25 @@ def strip_tiling(
     if columns > 1 and rng.integers(3) == 0:
         columns = -(-columns // 2)
     columns = min(columns, hardware.accumulator_rows)
-    groups, outs = problem.group, problem.group_out
-    if problem.group == 1:
-        outs = outs if rng.integers(2) else -(-outs // 2)
-    elif problem.diagonal:
-        groups = groups if rng.integers(2) else -(-groups // 2)
-    return ConvTiling(groups, outs, problem.group_in, problem.kernel, rows, columns)
+    outs = {problem.group_out, -(-problem.group_out // 2)}
+    channels = [(1, part) for part in outs] if not problem.diagonal else []
+    groups = {problem.group, -(-problem.group // 2), -(-problem.group // 3)}
+    groups |= {hardware.array_size, 1} if problem.diagonal else set[int]()
+    channels += [
+        (group, problem.group_out)
+        for group in groups
+        if group <= problem.group and (problem.diagonal or problem.group % group == 0)
+    ]
+    channels.append((1, min(problem.group_out, hardware.array_size)))
+    found = [
+        tiling
+        for group, part in sorted(set(channels))
+        if (tiling := ConvTiling(group, part, problem.group_in, problem.kernel, rows, columns))
+        .form(hardware, problem)
+        .blocks
+        <= max_parameter_blocks(hardware)
+    ]
+    return found[int(rng.integers(len(found)))]
 
 
 def random_stages(
@@ -252,12 +268,99 @@ def cascade_plan(
     stages = random_stages(units, members, tensors, sorted(read - written), stored, rng)
     tilings = tuple(strip_tiling(unit, rng, hardware) for unit in units)
     step = Step(members, tilings, stages)
-    capacity: dict[int, int] = {}
-    for buffer, events in events_of(step, units, tensors, homes, 0).items():
-        least = least_capacity(tensors[buffer].rows, events)
-        # More rows may do worse: moves come at other times.
-        sizes = range(least + int(rng.integers(spare + 1)), least - 1, -1)
-        capacity[buffer] = next(
-            size for size in sizes if roll(tensors[buffer].rows, events, size) is not None
-        )
+    asked = RandomPlan(hardware, units, tensors, rng)
+    capacity = capacities(step, asked, homes, 0, spare)
     return Plan((replace(step, capacity=capacity),), homes, 0, 0, 0)
+
+
+@dataclass
+class RandomPlan:
+    """A random plan for any network: cascades of neighbours, tensors held for any time."""
+
+    hardware: Hardware
+    units: Sequence[UnitSpec]
+    tensors: Sequence[TensorSpec]
+    rng: np.random.Generator
+
+    def make(self) -> Plan:
+        groups = self._groups()
+        homes = self._homes(groups)
+        steps: list[Step] = []
+        for number, group in enumerate(groups):
+            held = [at for at, home in enumerate(homes) if held_at(home, number)]
+            if len(group) == 1:
+                unit = self.units[group[0]]
+                steps.append(Step(group, (alone(self.hardware, unit, self.tensors, held),)))
+                continue
+            steps.append(self._cascade(number, group, homes))
+        return Plan(tuple(steps), homes, 0, 0, 0)
+
+    def _buffers(self, unit: int) -> tuple[set[int], int]:
+        spec = self.units[unit]
+        reads = {buffer_of(self.tensors, read.tensor) for read in spec.reads}
+        return reads, buffer_of(self.tensors, spec.writes)
+
+    def _groups(self) -> list[tuple[int, ...]]:
+        groups: list[tuple[int, ...]] = []
+        at = 0
+        while at < len(self.units):
+            size = int(self.rng.choice([1, 1, 2, 3, 5]))
+            while size > 1 and not self._may_cascade(range(at, at + size)):
+                size -= 1
+            groups.append(tuple(range(at, at + size)))
+            at += size
+        return groups
+
+    def _may_cascade(self, members: range) -> bool:
+        if members.stop > len(self.units):
+            return False
+        if not all(self.units[unit].stripable for unit in members):
+            return False
+        written = {self._buffers(unit)[1] for unit in members}
+        return all(
+            unit in members for unit in range(len(self.units)) if self._buffers(unit)[1] in written
+        )
+
+    def _homes(self, groups: Sequence[tuple[int, ...]]) -> tuple[Home, ...]:
+        step_of = {unit: number for number, group in enumerate(groups) for unit in group}
+        homes: dict[int, Home] = {}
+        for buffer in range(len(self.tensors)):
+            readers = [u for u in step_of if buffer in self._buffers(u)[0]]
+            writers = [u for u in step_of if self._buffers(u)[1] == buffer]
+            steps = {step_of[unit] for unit in (*readers, *writers)}
+            last = max(steps, default=0)
+            if self.tensors[buffer].ddr_only or not readers:
+                homes[buffer] = Home(True, False)
+            elif len(steps) == 1 and self.rng.integers(3):
+                homes[buffer] = Home(False, False)
+            elif self.rng.integers(4) == 0:
+                homes[buffer] = Home(True, False)
+            else:
+                end = int(self.rng.choice([last, last, max(step_of[u] for u in writers)]))
+                far = end < last or any(self.units[u].problem is None for u in readers)
+                homes[buffer] = Home(bool(far or self.rng.integers(4) == 0), True, end)
+        return tuple(homes[buffer_of(self.tensors, number)] for number in range(len(self.tensors)))
+
+    def _cascade(self, number: int, group: tuple[int, ...], homes: Sequence[Home]) -> Step:
+        read = {buffer for unit in group for buffer in self._buffers(unit)[0]}
+        written = {self._buffers(unit)[1] for unit in group}
+        loaded = [b for b in sorted(read - written) if not held_at(homes[b], number)]
+        stored = [b for b in sorted(written) if homes[b].ddr]
+        stages = random_stages(self.units, group, self.tensors, loaded, stored, self.rng)
+        tilings = tuple(strip_tiling(self.units[u], self.rng, self.hardware) for u in group)
+        step = Step(group, tilings, stages)
+        return replace(step, capacity=capacities(step, self, homes, number))
+
+
+def capacities(
+    step: Step, plan: RandomPlan, homes: Sequence[Home], number: int, spare: int = 6
+) -> dict[int, int]:
+    """Return the rows of every rolling buffer: the least, or up to `spare` more."""
+    found: dict[int, int] = {}
+    for buffer, events in events_of(step, plan.units, plan.tensors, homes, number).items():
+        rows = plan.tensors[buffer].rows
+        least = least_capacity(rows, events)
+        # More rows may do worse: moves come at other times.
+        sizes = range(least + int(plan.rng.integers(spare + 1)), least - 1, -1)
+        found[buffer] = next(size for size in sizes if roll(rows, events, size) is not None)
+    return found
