@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, i64
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, UnitAttr, i64
 from xdsl.dialects.linalg.ops import GenericOp
+from xdsl.ir import Operation
 
 from tests.programs import run_program
 from tests.quant_graphs import Graph, codes, random_codes
@@ -16,6 +17,7 @@ from tilewright.interp.run import run_affine, run_linalg
 from tilewright.schedule.footprint import Packing
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.transforms.affine.tile_and_bufferize import TileAndBufferizePass
+from tilewright.transforms.tpu.nests import root
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 
@@ -61,6 +63,10 @@ def packed_bits(
         op.attributes["packing"] = ArrayAttr(
             [IntegerAttr(packing.pixels, i64), IntegerAttr(int(packing.runs), i64)]
         )
+        source = root(op.inputs[0]).owner
+        assert isinstance(source, Operation)
+        if packing.dense:
+            source.attributes["dense"] = UnitAttr()
     found = run_affine(module, graph.weights, inputs)
     programs = run_program(module, context, inputs, seed)
     expected = {name: layers[name] for name in programs}
@@ -88,6 +94,7 @@ def layers(draw: st.DrawFn) -> dict[str, Any]:
         "word": draw(st.sampled_from([8, 16, 32])),
         "pixels": draw(st.integers(1, 8)),
         "runs": draw(st.booleans()),
+        "dense": draw(st.booleans()),
     }
 
 
@@ -107,5 +114,5 @@ def test_packed_convolution(case: dict[str, Any], seed: int) -> None:
         case["dilations"], case["group"],
     )  # fmt: skip
     hardware = machine(case["lanes"], case["word"])
-    packing = Packing(case["pixels"], case["runs"])
+    packing = Packing(case["pixels"], case["runs"], case["dense"])
     packed_bits(graph, hardware, packing, seed, y)

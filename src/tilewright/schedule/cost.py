@@ -57,6 +57,16 @@ def words(hardware: Hardware, size_bytes: int) -> int:
     return ceil(size_bytes / hardware.sram_word_bytes)
 
 
+def tile_words(hardware: Hardware, rows: int, columns: int, channels: int, pitch: int) -> int:
+    """Return the SRAM words a DMA writes or reads for a tile, pixels `pitch` bytes apart.
+
+    A row is one run if nothing lies between its pixels, else a run a pixel. All sizes in bytes.
+    """
+    if pitch == channels:
+        return rows * words(hardware, columns * channels)
+    return rows * columns * words(hardware, channels)
+
+
 def mean_words(hardware: Hardware, size_bytes: int, step: int, first: int = 0) -> float:
     """Return the words a vector of `size_bytes` touches, on average over a row of vectors.
 
@@ -190,9 +200,13 @@ class NestCost:
         overlapped: bool,
         rate: Rates,
         loads: bool = True,
+        words: float = 0,
     ) -> None:
-        """Count `times` transfers of a tile; without overlap all of them stand alone."""
-        cycles = rate.transfer(size_bytes, runs)
+        """Count `times` transfers of a tile; without overlap all of them stand alone.
+
+        `words`: SRAM words of a transfer, one a cycle.
+        """
+        cycles = max(rate.transfer(size_bytes, runs), words)
         if loads:
             self.head += cycles + rate.latency_cycles
         else:

@@ -32,9 +32,15 @@ def pixel_pitch(hardware: Hardware, channels: int, element_bytes: int = 1) -> in
     return pitch
 
 
-def activation_bytes(hardware: Hardware, pixels: int, channels: int, element_bytes: int = 1) -> int:
-    """Return the SRAM bytes of an activation tile of `pixels` pixels, rounded up to words."""
-    return align(pixels * pixel_pitch(hardware, channels, element_bytes), hardware.sram_word_bytes)
+def activation_bytes(
+    hardware: Hardware, pixels: int, channels: int, element_bytes: int = 1, dense: bool = False
+) -> int:
+    """Return the SRAM bytes of an activation tile of `pixels` pixels, rounded up to words.
+
+    `dense`: nothing lies between the pixels.
+    """
+    pitch = channels * element_bytes if dense else pixel_pitch(hardware, channels, element_bytes)
+    return align(pixels * pitch, hardware.sram_word_bytes)
 
 
 @dataclass(frozen=True)
@@ -42,7 +48,7 @@ class Packing:
     """How many pixels share a pass through the array, and how its weights are laid out.
 
     A choice of the tiler that changes no result: the affine level carries it as the attribute
-    `packing = [pixels, runs]` of a `conv` or `sum`.
+    `packing = [pixels, runs]` of a `conv` or `sum`, and `dense` of the allocation of its input.
     """
 
     pixels: int = 1
@@ -50,6 +56,9 @@ class Packing:
     runs: bool = False
     """The vector is a run of whole pixels, which meets weights embedded in zeros; groups too are
     laid into one such matrix. Otherwise a depthwise reduction stays on the diagonal."""
+    dense: bool = False
+    """Nothing lies between the pixels of the input tile, which is loaded from DDR: a row is one
+    run for the DMA, not a run a pixel. Only with `runs`."""
 
     @property
     def plain(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tilewright.schedule.cost import drain_cycles, mac_cycles
+from tilewright.schedule.cost import drain_cycles, mac_cycles, rates, tile_words
 from tilewright.schedule.footprint import PLAIN, ConvForm, Packing, conv_form, pixel_pitch
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
@@ -35,6 +35,8 @@ class PackingProblem:
     """Output columns of a tile."""
     least_columns: int
     """Output columns of the narrowest tile with the same weights."""
+    loaded: tuple[int, int] | None = None
+    """Rows and columns of the input tile, if it is loaded from DDR with all its channels."""
 
     def form(self, hardware: Hardware, packing: Packing) -> ConvForm:
         """Return how it lies on the array, its tensors in tiles of its own."""
@@ -45,9 +47,25 @@ class PackingProblem:
             self.group,
             self.kernel,
             self.dilation_x,
+            pitch=self.in_channels if packing.dense else None,
             stride_x=self.stride_x,
             packing=packing,
         )
+
+    def cycles(self, hardware: Hardware, packing: Packing) -> float:
+        """Return what the busiest of array, vector unit and load of the input takes for a tile."""
+        form = self.form(hardware, packing)
+        cycles = max(
+            mac_cycles(hardware, form, self.rows, self.columns),
+            drain_cycles(hardware, form, self.rows, self.columns),
+        )
+        if self.loaded is None:
+            return cycles
+        rows, columns = self.loaded
+        pitch = self.in_channels if packing.dense else pixel_pitch(hardware, self.in_channels)
+        words = tile_words(hardware, rows, columns, self.in_channels, pitch)
+        size = rows * columns * self.in_channels
+        return max(cycles, words, rates(hardware).transfer(size, rows))
 
 
 @lru_cache(maxsize=4096)
@@ -57,31 +75,27 @@ def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]
     The first is always the plain one. Codes only; the reduction must not be split, the result's
     tile hold nothing but the result, and the weights be constants.
     """
+    gap = pixel_pitch(hardware, problem.in_channels) > problem.in_channels
+    options = [(False, False), (True, False)]
+    if problem.loaded is not None and gap:
+        options.append((True, True))
     pitch = pixel_pitch(hardware, problem.out_channels)
     most = (hardware.array_size - problem.out_channels) // pitch + 1
     found: list[tuple[int, float, int, Packing]] = []
-    for pixels in range(1, min(most, problem.least_columns) + 1):
-        for runs in (False, True):
-            packing = Packing(pixels, runs)
+    for pixels in range(1, min(max(1, most), problem.least_columns) + 1):
+        for runs, dense in options:
+            packing = Packing(pixels, runs, dense)
             form = problem.form(hardware, packing)
             if packing.plain or form.row_blocks > MAX_CHANNEL_BLOCKS:
                 continue
             if runs != form.merge_kernel_row or form.pixel_pack != pixels:
                 continue
-            found.append(
-                (form.weight_bytes(hardware), _cycles(hardware, form, problem), pixels, packing)
-            )
-    best = _cycles(hardware, problem.form(hardware, PLAIN), problem)
+            cycles = problem.cycles(hardware, packing)
+            found.append((form.weight_bytes(hardware), cycles, pixels, packing))
+    best = problem.cycles(hardware, PLAIN)
     answer = [PLAIN]
     for _, cycles, _, packing in sorted(found, key=lambda item: item[:3]):
         if cycles <= GAIN * best:
             answer.append(packing)
             best = cycles
     return tuple(answer)
-
-
-def _cycles(hardware: Hardware, form: ConvForm, problem: PackingProblem) -> float:
-    rows, columns = problem.rows, problem.columns
-    return max(
-        mac_cycles(hardware, form, rows, columns), drain_cycles(hardware, form, rows, columns)
-    )

@@ -20,6 +20,7 @@ from tilewright.schedule.cost import (
     join_cycles,
     mac_cycles,
     rates,
+    tile_words,
 )
 from tilewright.schedule.footprint import (
     PLAIN,
@@ -183,9 +184,9 @@ class ConvTiling:
 
     def _pitch(self, hardware: Hardware, problem: ConvProblem, operand: str) -> int | None:
         """Return the bytes between pixels of a held tensor; None: those of a tile of its own."""
-        if operand not in problem.held:
-            return None
         inputs = operand == "input"
+        if operand not in problem.held:
+            return self.groups * self.in_channels if inputs and self.packing.dense else None
         channels = problem.in_channels if inputs else problem.out_channels
         item = problem.element_bytes
         return pixel_pitch(hardware, channels, item if inputs else problem.output_bytes or item)
@@ -206,6 +207,10 @@ class ConvTiling:
         if not (whole and codes and inputs and outputs) or problem.batched_weights:
             return (PLAIN,)
         rest = problem.out_columns % self.columns
+        loaded = None
+        if "input" not in problem.held and self.groups * self.in_channels == problem.in_channels:
+            rows, columns = self.in_extent(problem)
+            loaded = min(rows, problem.in_rows), min(columns, problem.in_columns)
         tile = PackingProblem(
             self.groups * self.in_channels,
             self.groups * self.out_channels,
@@ -216,6 +221,7 @@ class ConvTiling:
             self.rows,
             self.columns,
             rest or self.columns,
+            loaded,
         )
         found = packings(hardware, tile)
         # The weights of a window sum are one row of ones.
@@ -244,7 +250,13 @@ class ConvTiling:
             TileBuffer(
                 "input",
                 "input",
-                activation_bytes(hardware, rows * columns, self.groups * self.in_channels, size),
+                activation_bytes(
+                    hardware,
+                    rows * columns,
+                    self.groups * self.in_channels,
+                    size,
+                    self.packing.dense,
+                ),
                 self.input_slots,
             ),
             TileBuffer(
@@ -587,7 +599,10 @@ class Search:
         size = rows * columns * channels * part["h"] * part["w"] * part["k"] * part["g"]
         size *= problem.element_bytes
         if "input" not in problem.held:
-            cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates)
+            own = channels * problem.element_bytes
+            pitch = pixel_pitch(hardware, channels, problem.element_bytes)
+            words = tile_words(hardware, rows, columns, own, own if tiling.packing.dense else pitch)
+            cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates, words=words)
         weight_bytes = problem.weight_bytes(hardware, form) * part["o"] * part["g"]
         cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
         out_channels = tiling.groups * tiling.out_channels

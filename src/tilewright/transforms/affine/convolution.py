@@ -23,11 +23,12 @@ from dataclasses import dataclass, field, replace
 from xdsl.dialects.builtin import (
     ArrayAttr,
     IntegerAttr,
+    UnitAttr,
     i8,
     i64,
 )
 from xdsl.dialects.linalg.ops import GenericOp
-from xdsl.ir import Attribute, Region, SSAValue
+from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from tilewright.schedule.tiling import (
@@ -296,6 +297,10 @@ class ConvNest:
             return
         shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
         tile = nest.alloc(shape, self.work.elements[0], "input", tiling.input_slots)
+        if tiling.packing.dense:
+            owner = tile.value.owner
+            assert isinstance(owner, Operation)
+            owner.attributes["dense"] = UnitAttr()
         source = view_of(self.work.x)
         self.tiles["input"] = load(nest, source, [self._image(source)], spans, tile, self.work.zero)
 

@@ -94,6 +94,10 @@ class Emitter:
                 pads = (0, 0, 0, 0)
             elif any(pads):
                 base = filled
+                if tile.pitch == tile.shape[-1] * tile.item_bytes:
+                    # Rows are whole runs if what lies beside them is filled apart.
+                    base = self._fill_sides(filled, pads[:2], fill)
+                    pads = (0, 0, *pads[2:])
         self._dma(source, target, True, channel, pads=pads, base=base, fill=fill)
 
     def store(self, source: View, target: View) -> None:
@@ -115,6 +119,18 @@ class Emitter:
                 sram=tile_address(target) + offset, n0=run, n1=inner.count, n2=outer.count,
                 sram_s1=inner.steps[0], sram_s2=outer.steps[0], fill=value & 0xFF,
             )  # fmt: skip
+
+    def _fill_sides(self, filled: View, sides: tuple[int, int], fill: int) -> View:
+        """Fill columns before and after the others of a view; return the view of these."""
+        *outer, columns, channels = filled.sizes
+        step, (before, after) = filled.strides[-2], sides
+        for first, count in ((0, before), (columns - after, after)):
+            if count:
+                offset = filled.offset + first * step
+                part = View(filled.buffer, offset, (*outer, count, channels), filled.strides)
+                self.fill(part, fill)
+        inner = (*outer, columns - before - after, channels)
+        return View(filled.buffer, filled.offset + before * step, inner, filled.strides)
 
     def load_constant(self, offset: int, size: int, tile: Tile, channel: int) -> None:
         """Copy `size` bytes of the constants segment to the start of a tile."""
@@ -186,15 +202,18 @@ class Emitter:
             # Rows and columns must stay separate dimensions for the padding to apply to them.
             while len(loops) < 3:
                 loops.insert(0, Loop(1, (0, 0)))
-            channels = merge_loops(loops[2:])
-            run, rest = self._run(channels, 2, item)
+            by_rows = pads[:2] == (0, 0)
+            run, rest = self._run(merge_loops(loops[1 if by_rows else 2 :]), 2, item)
+            if rest and by_rows:
+                by_rows = False
+                run, rest = self._run(merge_loops(loops[2:]), 2, item)
             if rest:
                 raise TilewrightError(
                     "E0402", f'padding of "{self.layer}" is not over whole pixels'
                 )
             steps = tile_strides(near)
             row, column = Loop(loops[0].count, (far_steps[-3], steps[-3])), loops[1]
-            if loops[1].count == 1:
+            if by_rows or loops[1].count == 1:
                 column = Loop(1, (0, tile.pitch))
             if loops[0].count == 1:
                 row = Loop(1, (0, tile.shape[-2] * tile.pitch))

@@ -19,7 +19,6 @@ from xdsl.dialects.linalg.ops import FillOp, GenericOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
-from tilewright.schedule.footprint import pixel_pitch
 from tilewright.transforms.tpu import emit_vector
 from tilewright.transforms.tpu.compute import Compute, Forms, Thunk, clamp_of
 from tilewright.transforms.tpu.constants import pack_biases, pack_parameters, pack_weights
@@ -176,7 +175,7 @@ class Evaluator:
             return accumulator
         addresses, size = self.nests.tiles[op]
         item = item_bytes_of(kind)
-        pitch = pixel_pitch(self.emitter.hardware, shape[-1], item) if shape else item
+        pitch = self.nests.pitch(result) if shape else item
         role, slot = attr_str(op, "role"), 0
         clean = not self._reads_gaps(result, pitch - shape[-1] * item if shape else 0, item)
 

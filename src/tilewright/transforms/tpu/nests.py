@@ -296,6 +296,15 @@ class Nests:
         """Return the output channels of one group of a grouped convolution."""
         return attr_int(conv, "group_out")
 
+    def pitch(self, buffer: SSAValue) -> int:
+        """Return the bytes between the pixels of an SRAM buffer."""
+        kind, owner = buffer.type, buffer.owner
+        assert isinstance(kind, MemRefType)
+        channels, item = kind.get_shape()[-1], item_bytes_of(kind)
+        if isinstance(owner, Operation) and "dense" in owner.attributes:
+            return channels * item
+        return pixel_pitch(self.hardware, channels, item)
+
     def form(self, op: GenericOp, weights: tuple[int, ...]) -> tuple[ConvForm, int]:
         """Return how a reduction with weights [o, i/group, kh, kw] runs, and its input's pitch.
 
@@ -306,10 +315,7 @@ class Nests:
         group = out_channels if attr_str(op, "kind") == "sum" else 1
         if total > 1:
             group = out_channels // self.group_out(op)
-        x_type = root(op.inputs[0]).type
-        assert isinstance(x_type, MemRefType)
-        item = item_bytes_of(x_type)
-        pitch = pixel_pitch(self.hardware, x_type.get_shape()[-1], item)
+        item, pitch = value_bytes(op.inputs[0]), self.pitch(root(op.inputs[0]))
         if group == 1 and attr_str(op, "kind") == "sum":
             # A depthwise convolution of one group.
             return ConvForm(True, False, 1, 1, 1, 1, 1, 1, k_h * k_w, 1, item), pitch
@@ -405,4 +411,4 @@ class Nests:
         pixels = 1
         for extent in shape[:-1]:
             pixels *= extent
-        return activation_bytes(hardware, pixels, shape[-1], item)
+        return activation_bytes(hardware, pixels, shape[-1], item, "dense" in op.attributes)
