@@ -363,8 +363,9 @@ class Search:
         # No more than the first weights is loaded before the step begins.
         ahead = min(price.memory, price.early_bytes / self.rate.ddr_bytes_per_cycle)
         ahead = max(ahead, price.head)
-        end = max(begun + price.engines, ddr + price.memory, begun + price.memory - ahead)
-        free = max(ddr + price.memory, end + price.tail if price.tail else 0.0)
+        loaded = max(ddr + price.memory, begun + price.memory - ahead)
+        end = max(begun + price.engines, loaded)
+        free = max(loaded, end + price.tail if price.tail else 0.0)
         held = state.held.union(holds)
         copied = state.copied.union(
             buffer for buffer in holds if self.network.buffers[buffer].ddr_needed
