@@ -30,7 +30,9 @@ from tilewright.spec.hardware import Hardware
 
 STAGE_OVERHEAD_CYCLES = 24
 """What a stage costs beside its work: dispatch and semaphores."""
-ROUNDS = (2, 3, 4, 5, 7, 8, 10, 14, 16, 20, 28, 32, 56, 64, 112)
+SKEW_LOSS = 0.2
+"""The part of the rounds at both ends, in which not all units work, that is lost."""
+ROUNDS = (2, 3, 4, 6, 8, 10, 14, 20, 28, 56, 112)
 """Rounds that are tried."""
 
 
@@ -286,10 +288,15 @@ def outlines(hardware: Hardware, chain: Chain) -> tuple[Outline, ...]:
     """Return ways to run a chain, by memory, each faster than those before."""
     if any(unit_form(hardware, _problem(unit)) is None for unit in chain.units):
         return ()
+    fixed, bank = _fixed(hardware, chain), hardware.bank_size
+    if align(fixed[0], bank) + align(fixed[1], bank) > hardware.sram_size:
+        return ()
     last = chain.units[-1].rows
     options = sorted({ceil(last / rounds) for rounds in ROUNDS} | {1})
-    made = [_outline(hardware, chain, rows, skewed) for skewed in (False, True) for rows in options]
-    bank = hardware.bank_size
+    made: list[Outline] = []
+    for skewed in (False, True):
+        late = _late(chain, skewed)
+        made += [_outline(hardware, chain, rows, skewed, fixed, late) for rows in options]
     made = [
         item
         for item in made
@@ -325,14 +332,39 @@ def _fixed(hardware: Hardware, chain: Chain) -> tuple[int, int, int]:
     )
 
 
-def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outline:
+def _late(chain: Chain, skewed: bool) -> tuple[dict[int, int], int]:
+    """Return how many rounds the latest reader of every tensor is behind what makes it.
+
+    And the most rounds that a unit is behind the first. Loads run one round ahead.
+    """
+    depth = _depths(chain) if skewed else [0] * len(chain.units)
+    made: dict[int, int] = {}
+    late: dict[int, int] = {}
+    for index, unit in enumerate(chain.units):
+        for read in unit.reads:
+            behind = depth[index] - made.get(read.tensor, -1)
+            late[read.tensor] = max(late.get(read.tensor, 0), behind)
+        buffer = buffer_of(chain.tensors, unit.writes)
+        made[buffer] = max(made.get(buffer, 0), depth[index])
+    return late, max(depth)
+
+
+def _outline(
+    hardware: Hardware,
+    chain: Chain,
+    rows: int,
+    skewed: bool,
+    fixed: tuple[int, int, int],
+    behind: tuple[dict[int, int], int],
+) -> Outline:
     """Return the estimate of a cascade with this many rows a round.
 
     Rounds are taken to be alike; a rolling buffer to hold what readers keep and one round's new
     rows, of a round more where the reader works one round behind or DMA runs ahead.
     """
     rate = rates(hardware)
-    weights, used, constant_bytes = _fixed(hardware, chain)
+    weights, used, constant_bytes = fixed
+    late, deepest = behind
     rounds = ceil(chain.units[-1].rows / rows)
     new: dict[int, int] = {chain.units[-1].writes: rows}
     keep: dict[int, int] = {}
@@ -343,15 +375,6 @@ def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outli
         for read in unit.reads:
             new[read.tensor] = max(new.get(read.tensor, 0), made * read.stride)
             keep[read.tensor] = max(keep.get(read.tensor, 0), read.extent - read.stride)
-    depth = _depths(chain) if skewed else [0] * len(chain.units)
-    made_at: dict[int, int] = {}
-    late: dict[int, int] = {}
-    for index, unit in enumerate(chain.units):
-        for read in unit.reads:
-            behind = depth[index] - made_at.get(read.tensor, -1)
-            late[read.tensor] = max(late.get(read.tensor, 0), behind)
-        buffer = buffer_of(chain.tensors, unit.writes)
-        made_at[buffer] = max(made_at.get(buffer, 0), depth[index])
     copying = 0.0
     for tensor, count in new.items():
         spec = chain.tensors[tensor]
@@ -379,7 +402,7 @@ def _outline(hardware: Hardware, chain: Chain, rows: int, skewed: bool) -> Outli
     # What reads rows that move waits for the copy, and the copy for the rows' last readers.
     engines = copying + (max(mac, vector) if skewed else engines)
     if skewed:
-        engines += engines / rounds * max(depth) * 0.2
+        engines += engines / rounds * deepest * SKEW_LOSS
     memory = rate.transfer(constant_bytes, 2 * len(chain.units))
     head, tail, ddr = memory + rate.latency_cycles, 0.0, float(constant_bytes)
     for tensor in (*chain.loaded, *chain.stored):

@@ -60,6 +60,8 @@ class Network:
         for number, tensor in enumerate(tensors):
             if tensor.ddr_only:
                 reasons.setdefault(self.buffer(number), tensor.ddr_only)
+        self._near: dict[tuple[int, int], frozenset[int]] = {}
+        self._chains: dict[object, tuple[Chain, tuple[int, ...]] | None] = {}
         self.buffers: dict[int, Buffer] = {}
         for number, tensor in enumerate(tensors):
             if tensor.inside is not None:
@@ -98,7 +100,21 @@ class Network:
         item, tensor = self.buffers[buffer], self.tensors[buffer]
         return not item.ddr_only or not any(tensor.pads) or len(item.readers) <= 1
 
-    def chain(self, first: int, last: int, held: frozenset[int]) -> tuple[Chain, list[int]] | None:
+    def near(self, first: int, last: int) -> frozenset[int]:
+        """Return the buffers that units `first..last` read or write."""
+        key = (first, last)
+        if key not in self._near:
+            units = range(first, last + 1)
+            self._near[key] = frozenset(
+                buffer
+                for unit in units
+                for buffer in (*self.reads(unit), self.buffer(self.units[unit].writes))
+            )
+        return self._near[key]
+
+    def chain(
+        self, first: int, last: int, held: frozenset[int]
+    ) -> tuple[Chain, tuple[int, ...]] | None:
         """Return units `first..last` as a chain, and its tensors' numbers here.
 
         Args:
@@ -106,6 +122,14 @@ class Network:
             last: unit, inclusive.
             held: buffers that are held whole by then, or from then on.
         """
+        key = (first, last, held & self.near(first, last))
+        if key not in self._chains:
+            self._chains[key] = self._chain(*key)
+        return self._chains[key]
+
+    def _chain(
+        self, first: int, last: int, held: frozenset[int]
+    ) -> tuple[Chain, tuple[int, ...]] | None:
         known: dict[int, int] = {}
         numbers: list[int] = []
 
@@ -163,4 +187,4 @@ class Network:
             inside = None if spec.inside is None else known[spec.inside]
             tensors.append(replace(spec, name="", ddr_only="", inside=inside))
         chain = Chain(tuple(units), tuple(tensors), tuple(loaded), tuple(stored), tuple(whole))
-        return chain, numbers
+        return chain, tuple(numbers)

@@ -114,7 +114,6 @@ class Search:
         self.effort = effort
         self.reserve = reserve
         self.rate = rates(network.hardware)
-        self._chains: dict[object, tuple[Chain, tuple[int, ...]] | None] = {}
         self._singles: dict[object, list[tuple[StepPrice, ConvTiling | BoxTiling | None]]] = {}
         self.failed = 0
         """The furthest unit that has no tile."""
@@ -304,19 +303,7 @@ class Search:
         self, first: int, last: int, state: State, holds: tuple[int, ...]
     ) -> list[Action]:
         held = state.held.union(holds)
-        near = frozenset(
-            buffer
-            for unit in range(first, last + 1)
-            for buffer in (
-                *self.network.reads(unit),
-                self.network.buffer(self.network.units[unit].writes),
-            )
-        )
-        key = (first, last, held & near)
-        if key not in self._chains:
-            made = self.network.chain(first, last, held & near)
-            self._chains[key] = None if made is None else (made[0], tuple(made[1]))
-        found = self._chains[key]
+        found = self.network.chain(first, last, held)
         if found is None:
             return []
         chain, numbers = found
