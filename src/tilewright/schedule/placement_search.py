@@ -20,13 +20,13 @@ from tilewright.spec.hardware import Hardware
 
 REPAIRS = 8
 """Rounds in which what found no room goes first."""
-WISH_ROUNDS = 12
-STEPS = 100_000
+WISH_ROUNDS = 40
+STEPS = 30_000
 """Budget of the exact search."""
 
 TURN, SLOT, WEIGHTS, EARLY = 1, 2, 3, 4
-"""Levels from which on a wish is kept: different slots of what is in use together in different
-banks; equal slots too; slots of weights; to be alive early.
+"""Levels from which on a wish is kept: different slots of what is in use together, and weights
+and the rest, in different banks; equal slots too; slots of weights; to be alive early.
 """
 
 
@@ -126,7 +126,8 @@ def _relate(items: Sequence[Item], blocks: Sequence[_Block]) -> None:
             block.apart.add(other)
             blocks[other].apart.add(number)
         for other in named(item, item.beside):
-            level = TURN if blocks[other].slot != block.slot else SLOT
+            same = blocks[other].slot == block.slot and blocks[other].high == block.high
+            level = SLOT if same else TURN
             block.wishes[other] = blocks[other].wishes[number] = level
         for other in slots[item.name]:
             if other != number:
@@ -251,10 +252,24 @@ def _spread(place: _Greedy, order: Sequence[int]) -> list[int] | None:
         found, failed = place.run(order, levels)
         if not failed:
             return found
-        lower = {other for number in failed for other in blocks[number].near} | set(failed)
-        for number in lower:
-            levels[number] = max(0, levels[number] - 1)
+        lowered: dict[int, int] = {}
+        for number in failed:
+            block, level = blocks[number], max(0, levels[number] - 1)
+            around = block.near
+            if levels[number] == 0:
+                # Its neighbours wish nothing any more: those around them do.
+                around = sorted({far for n in around for far in (n, *blocks[n].near)})
+            elif levels[number] < EARLY:
+                around = [n for n in around if _overlap(blocks[n], block)]
+            for other in (number, *around):
+                lowered[other] = min(level, lowered.get(other, level))
+        for number, level in lowered.items():
+            levels[number] = min(level, levels[number])
     return None
+
+
+def _overlap(one: _Block, two: _Block) -> bool:
+    return one.first <= two.last and two.first <= one.last
 
 
 def _exact(hardware: Hardware, items: Sequence[Item], blocks: Sequence[_Block]) -> list[int] | None:
