@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tilewright.schedule.allocator import STEPS, Buffer, Problem, solve
+from tilewright.schedule.allocator import STEPS, Budget, Buffer, Problem, solve
 from tilewright.schedule.allocator_csv import read_table
 from tilewright.schedule.allocator_model import check
 
@@ -187,10 +187,14 @@ def main() -> int:
 
 
 def warm_up() -> None:
-    """Have everything compiled: a problem that only the search can decide."""
+    """Have everything compiled: a problem that only the search can decide, and a beam's."""
+    from tilewright.schedule.allocator_search import Search
+
     buffers = tuple(Buffer(str(i), i, i + 1, 2) for i in range(3))
-    answer = solve(Problem(buffers, 8, ((0, 1), (0, 2), (1, 2)), 4))
-    assert answer.method == "search"
+    problem = Problem(buffers, 8, ((0, 1), (0, 2), (1, 2)), 4)
+    budget = Budget(100, None)
+    assert solve(problem).method == "search"
+    assert Search(problem, [0, 1], [0, 1]).run_beam((0, "WA", 0), 2, budget) == "placed"
 
 
 def share(kind: str, count: int, slack: float, seeds: list[int], steps: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.schedule import allocator
 from tilewright.schedule.allocator import Buffer, Problem, check, minimise, solve
 from tilewright.schedule.allocator_csv import read_table
+from tilewright.schedule.allocator_search import Search
 
 
 def pieces(seed: int, count: int) -> Problem:
@@ -64,6 +65,34 @@ def test_a_budget_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     short = solve(problem, steps=needed - 1)
     assert (short.status, short.steps) == ("unknown", needed - 1)
     assert solve(problem, seconds=0).status == "unknown"
+
+
+@pytest.mark.parametrize("mode", [0, 1])
+def test_a_beam_places_what_fits_exactly(mode: int) -> None:
+    problem = pieces(3, 30)
+    everything = list(range(30))
+    budget = allocator.Budget(100_000, None)
+    search = Search(problem, everything, everything)
+    assert search.run_beam((mode, "WA", 0), 100, budget) == "placed"
+    assert not check(problem, [int(at) for at in search.offsets])
+    used = budget.used
+    # One step less does not do, and the same search taken up again finds the same.
+    short = allocator.Budget(used - 1, None)
+    assert search.run_beam((mode, "WA", 0), 100, short) == "unknown"
+    assert short.used == used - 1
+    first = search.offsets
+    assert search.run_beam((mode, "WA", 0), 100, allocator.Budget(used, None)) == "placed"
+    assert first.tolist() == search.offsets.tolist()
+
+
+def test_a_beam_gives_up_on_what_cannot_be() -> None:
+    """Three banks are wanted, two are there: the beam ends, and says nothing."""
+    buffers = tuple(Buffer(str(i), i, i + 1, 2) for i in range(3))
+    problem = Problem(buffers, 8, ((0, 1), (0, 2), (1, 2)), 4)
+    search = Search(problem, [0, 1, 2], [0, 1, 2])
+    budget = allocator.Budget(1000, None)
+    assert search.run_beam((0, "WA", 0), 10, budget) == "unknown"
+    assert 0 < budget.used < 1000
 
 
 def test_many_independent_sets() -> None:

@@ -3,7 +3,8 @@
 First greedy placement in several orders, moving to the front what does not fit. Where that does not
 do, each set of buffers that touches no other (by lifetimes or banks) is searched by itself, exactly
 (`allocator_kernel`), by several orders of preference in turn, each round with a larger budget.
-What a round has proven to fail is remembered by the next.
+What a round has proven to fail is remembered by the next. In every round there are beams too
+(`allocator_beam`): they prove nothing, but find placements that the search has no luck with.
 
 The ideas of sections, of placing in order of offsets, of dominated idle space and of several orders
 in turn are those of M. D. Moffitt, "MiniMalloc: A Lightweight Memory Allocator for
@@ -34,7 +35,7 @@ CHUNK = 20_000
 FIRST_ROUND = 2_000
 QUICK = 20
 """Part of the budget for a capacity in the first pass of `minimise`."""
-GROWTH = 2
+GROWTH = 4
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Answer:
         return self.status == "placed" and self.peak <= self.bound
 
 
-class _Budget:
+class Budget:
     """Steps left, and whether the clock still allows them."""
 
     def __init__(self, steps: int, seconds: float | None) -> None:
@@ -85,7 +86,7 @@ def solve(problem: Problem, *, steps: int = STEPS, seconds: float | None = None)
         steps: the budget; the answer depends on the problem and this alone.
         seconds: give up earlier when this much time is over.
     """
-    return _solve(problem, _Budget(steps, seconds))
+    return _solve(problem, Budget(steps, seconds))
 
 
 def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = None) -> Answer:
@@ -93,7 +94,7 @@ def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = No
 
     `Answer.optimal` tells whether fewer are proven impossible. The budget is per capacity tried.
     """
-    budget = _Budget(steps, seconds)
+    budget = Budget(steps, seconds)
     best = _solve(problem, budget)
     if best.status != "placed":
         return best
@@ -106,7 +107,7 @@ def minimise(problem: Problem, *, steps: int = STEPS, seconds: float | None = No
         bound = at = proven
         while bound < best.peak and not budget.late:
             # The bound itself is the likeliest to be met exactly; then halve what is left.
-            share = _Budget(portion, None)
+            share = Budget(portion, None)
             share.end = budget.end
             found = _solve(replace(problem, capacity=at), share)
             budget.used += share.used
@@ -129,7 +130,7 @@ def _lay_out(problem: Problem) -> tuple[Arrays | None, str]:
         return None, str(error)
 
 
-def _solve(problem: Problem, budget: _Budget) -> Answer:
+def _solve(problem: Problem, budget: Budget) -> Answer:
     arrays, reason = _lay_out(problem)
     if arrays is None:
         return Answer("unknown", None, 0, 0, 0, "none", reason)
@@ -193,9 +194,15 @@ def ranks(arrays: Arrays, orders: Iterable[str]) -> dict[str, Any]:
 SHUFFLES = 10
 """Orders by lifetime with noise in every round, each used in both places."""
 GREEDY_ROUNDS = 12
+BEAMS = ((1, "WA"), (1, "TW"), (0, "WA"), (0, "TW"))
+"""As `CONFIGURATIONS`, for the beams of every round."""
+SHUFFLED_BEAMS = 1
+"""Orders with noise for beams in every round, each used in both places."""
+BEAM_WIDTH = 50
+"""States of a level, in the first round."""
 
 
-def _greedy(arrays: Arrays, budget: _Budget) -> tuple[Any, list[list[int]]]:
+def _greedy(arrays: Arrays, budget: Budget) -> tuple[Any, list[list[int]]]:
     """Return offsets, and the independent sets of buffers for which they do not do."""
     import numpy as np
 
@@ -226,7 +233,7 @@ def _greedy(arrays: Arrays, budget: _Budget) -> tuple[Any, list[list[int]]]:
 
 
 def _search(
-    problem: Problem, arrays: Arrays, offsets: Any, missing: list[list[int]], budget: _Budget
+    problem: Problem, arrays: Arrays, offsets: Any, missing: list[list[int]], budget: Budget
 ) -> str:
     """Search set after set, in rounds; fill in `offsets`."""
     from tilewright.schedule.allocator_search import Search
@@ -236,16 +243,21 @@ def _search(
         Search(problem, [int(free[k]) for k in ones], ones)
         for ones in sorted(missing, key=lambda ones: (len(ones), ones))
     ]
-    room = FIRST_ROUND
+    room, width = FIRST_ROUND, BEAM_WIDTH
     seed = 0
     while left:
-        turns = [(mode, order, 0) for mode, order in CONFIGURATIONS]
-        for _ in range(SHUFFLES):
-            seed += 1
-            turns += [(mode, "WA", seed) for mode in (0, 1)]
-        for configuration in turns:
+        seeds = range(seed + 1, seed + 1 + SHUFFLES)
+        seed += SHUFFLES
+        turns = [((mode, order, 0), False) for mode, order in CONFIGURATIONS]
+        turns += [((mode, order, 0), True) for mode, order in BEAMS]
+        turns += [((mode, "WA", one), True) for one in seeds[:SHUFFLED_BEAMS] for mode in (1, 0)]
+        turns += [((mode, "WA", one), False) for one in seeds for mode in (0, 1)]
+        for configuration, wide in turns:
             for search in list(left):
-                status = search.run(configuration, room, budget, CHUNK)
+                if wide:
+                    status = search.run_beam(configuration, width, budget)
+                else:
+                    status = search.run(configuration, room, budget, CHUNK)
                 if status == "infeasible":
                     return status
                 if status == "placed":
@@ -255,5 +267,5 @@ def _search(
                     return "unknown"
             if not left:
                 break
-        room *= GROWTH
+        room, width = room * GROWTH, width * GROWTH
     return "placed"

@@ -88,7 +88,8 @@ NONE = np.int64(1 << 62)
 BY_OFFSET, BY_SECTION = range(2)
 
 
-def _compile(function):
+def compiled(function):
+    """Compile a function, keeping the result for later runs where that is possible."""
     try:
         return njit(cache=True, error_model="numpy")(function)
     except RuntimeError:
@@ -115,7 +116,7 @@ def legal(p, b, lowest):
     return NONE
 
 
-@_compile
+@compiled
 def find_neighbours(span_at, span, member_at, member, near_at, near):
     """Count (`near` empty) or list the buffers that share a section with each."""
     count = len(span_at) - 1
@@ -136,7 +137,7 @@ def find_neighbours(span_at, span, member_at, member, near_at, near):
     return found
 
 
-@_compile
+@compiled
 def components(near_at, near):
     """Label the buffers by connected set; labels ascend with the lowest index in the set."""
     count = len(near_at) - 1
@@ -194,7 +195,8 @@ def addresses(arrays):
 
 
 @_unit
-def _static(where):
+def static_of(where):
+    """Return the `Static` at these addresses."""
     return Static(
         _view(where, 0), _view(where, 1), _view(where, 2), _view(where, 3),
         _view(where, 4), _view(where, 5), _view(where, 6), _view(where, 7),
@@ -205,7 +207,8 @@ def _static(where):
 
 
 @_unit
-def _state(where):
+def state_of(where):
+    """Return the `State` at these addresses."""
     return State(
         _view(where, 0), _view(where, 1), _view(where, 2), _view(where, 3),
         _view(where, 4), _view(where, 5), _view(where, 6), _view(where, 7),
@@ -220,7 +223,7 @@ def _state(where):
 # --- greedy -----------------------------------------------------------------------------------
 
 
-@_compile
+@compiled
 def greedy(p, order, best_fit, offsets, lows, highs):
     """Place in this order, lowest gap or best gap; return how many did not fit (offset -1)."""
     offsets[:] = -1
@@ -258,7 +261,7 @@ def greedy(p, order, best_fit, offsets, lows, highs):
     return missing
 
 
-@_compile
+@compiled
 def repair(p, order, best_fit, rounds, offsets, lows, highs):
     """Place greedily up to `rounds` times, each time moving forward what did not fit.
 
@@ -307,8 +310,9 @@ def _weigh(p, s, b, sign):
         last = section
 
 
-@_compile
-def _undo(p, s, mark):
+@compiled
+def undo(p, s, mark):
+    """Take back what was done since the trail was `mark` long."""
     for at in range(s.control[C_TRAIL] - 1, mark - 1, -1):
         kind, index, value = s.trail_kind[at], s.trail_index[at], s.trail_value[at]
         if kind == LOW:
@@ -386,7 +390,7 @@ def _support(p, s, b):
     return True
 
 
-@_compile
+@compiled
 def _propagate(p, s):
     """Draw the conclusions of all raised buffers; False when one is that nothing fits."""
     good = True
@@ -397,22 +401,29 @@ def _propagate(p, s):
         s.queued[b] = 0
         if not good or s.placed[b]:
             continue
+        before = s.before[b]
         for i in range(p.span_at[b], p.span_at[b + 1]):
-            if s.floor[p.span[i]] >= s.before[b] and not _fits(p, s, p.span[i]):
+            if s.floor[p.span[i]] >= before and not _fits(p, s, p.span[i]):
                 good = False
                 break
         if not good:
             continue
         for i in range(p.near_at[b], p.near_at[b + 1]):
             c = p.near[i]
-            if not s.placed[c] and s.act[c] < s.low[c] and not _support(p, s, c):
+            if s.placed[c] or s.act[c] >= s.low[c]:
+                continue
+            # Nothing changes for `c` unless `b` was what lets it lie so low, or came under its top.
+            grain = p.grain[i]
+            top = _up(s.act[c] + p.size[c], grain)
+            held = _up(before + p.size[b], grain) <= s.low[c]
+            if (held or before < top <= s.low[b]) and not _support(p, s, c):
                 good = False
                 break
     return good
 
 
-@_compile
-def _place(p, s, b):
+@compiled
+def place(p, s, b):
     """Place `b` on its lowest offset; False when the rest cannot fit then."""
     control = s.control
     _save(s, PLACED, b, 0)
@@ -444,23 +455,24 @@ def _place(p, s, b):
     return _propagate(p, s)
 
 
-@_compile
-def _skip(p, s, b):
+@compiled
+def skip(p, s, b):
     """Demand that a neighbour comes below `b`; False when that cannot be."""
     if not _support(p, s, b):
         return False
     return _propagate(p, s)
 
 
-@_compile
-def _clear_queue(s):
+@compiled
+def clear_queue(s):
+    """Drop what a failure left to be looked at."""
     control = s.control
     while control[C_HEAD] < control[C_TAIL]:
         s.queued[s.queue[control[C_HEAD] % len(s.queue)]] = 0
         control[C_HEAD] += 1
 
 
-@_compile
+@compiled
 def _split(p, s, b, depth):
     """Find the parts into which placing `b` cuts its part; each has a label of its own."""
     control = s.control
@@ -511,7 +523,7 @@ def _split(p, s, b, depth):
         s.part_count[part] = left
 
 
-@_compile
+@compiled
 def _relabel(p, s, start, label):
     old = s.part[start]
     stack = s.queue
@@ -538,8 +550,8 @@ def _mix(value):
     return value ^ (value >> np.uint64(31))
 
 
-@_compile
-def _keys(s, part):
+@compiled
+def keys(s, part):
     """Return two hashes of the state of a part."""
     one = np.uint64(0)
     two = np.uint64(0)
@@ -556,7 +568,7 @@ def _keys(s, part):
 PROBES = 4
 
 
-@_compile
+@compiled
 def _known(s, one, two):
     size = len(s.memo) // 2
     for i in range(PROBES):
@@ -566,7 +578,7 @@ def _known(s, one, two):
     return False
 
 
-@_compile
+@compiled
 def _remember(s, one, two):
     size = len(s.memo) // 2
     place = (one + two % PROBES) % size * 2
@@ -585,8 +597,8 @@ def _before(s, b, c):
     return s.low[b] < s.low[c] or (s.low[b] == s.low[c] and s.rank[b] < s.rank[c])
 
 
-@_compile
-def _choose(p, s, part):
+@compiled
+def choose(p, s, part):
     """Return the buffer of a part to decide on: no unplaced neighbour has a lower `low`."""
     best = -1
     if s.control[C_MODE] == BY_SECTION:
@@ -626,10 +638,10 @@ def _choose(p, s, part):
     return best
 
 
-@_compile
+@compiled
 def start(problem, search):
     """Set up the root, or find that it already fails; arguments as for `search`."""
-    p, s = _static(problem), _state(search)
+    p, s = static_of(problem), state_of(search)
     control = s.control
     s.placed[:] = 0
     s.part[:] = 0
@@ -655,24 +667,24 @@ def start(problem, search):
     control[C_TRAIL] = 0
 
 
-@_compile
+@compiled
 def _back(p, s, depth):
     """Take the other branch of the decision `depth`, or of the last one that has another."""
     control = s.control
     while depth >= 0:
         control[C_DEPTH] = depth + 1
-        _undo(p, s, s.frame_trail[depth])
+        undo(p, s, s.frame_trail[depth])
         control[C_PARTS] = s.frame_parts[depth]
         if s.frame_phase[depth] == 0:
             s.frame_phase[depth] = 1
             b = s.frame_buffer[depth]
             _save(s, LAST, s.part[b], s.part_last[s.part[b]])
             s.part_last[s.part[b]] = depth
-            good = _skip(p, s, b)
-            _clear_queue(s)
+            good = skip(p, s, b)
+            clear_queue(s)
             if good:
                 return
-            _undo(p, s, s.frame_trail[depth])
+            undo(p, s, s.frame_trail[depth])
         _remember(s, s.frame_key[2 * depth], s.frame_key[2 * depth + 1])
         # Decisions between have nothing to do with the part that failed.
         depth = s.frame_jump[depth]
@@ -680,7 +692,7 @@ def _back(p, s, depth):
         control[C_STATUS] = INFEASIBLE
 
 
-@_compile
+@compiled
 def search(problem, search, steps):
     """Search until C_STEPS reaches `steps`; return the status.
 
@@ -689,7 +701,7 @@ def search(problem, search, steps):
         search: `addresses` of a `State`.
         steps: when to stop.
     """
-    p, s = _static(problem), _state(search)
+    p, s = static_of(problem), state_of(search)
     control = s.control
     while control[C_STATUS] == RUNNING and control[C_STEPS] < steps:
         # Of the parts left, the smallest: it is refuted the fastest.
@@ -698,7 +710,7 @@ def search(problem, search, steps):
             if s.part_count[label] and (part < 0 or s.part_count[label] < s.part_count[part]):
                 part = label
         control[C_STEPS] += 1
-        one, two = _keys(s, part)
+        one, two = keys(s, part)
         if _known(s, one, two):
             control[C_HITS] += 1
             _back(p, s, s.part_last[part])
@@ -707,7 +719,7 @@ def search(problem, search, steps):
         if depth >= len(s.frame_buffer):
             control[C_STATUS] = EXHAUSTED
             break
-        b = _choose(p, s, part)
+        b = choose(p, s, part)
         s.frame_buffer[depth] = b
         s.frame_phase[depth] = 0
         s.frame_trail[depth] = control[C_TRAIL]
@@ -718,8 +730,8 @@ def search(problem, search, steps):
         control[C_DEPTH] = depth + 1
         _save(s, LAST, part, s.part_last[part])
         s.part_last[part] = depth
-        good = _place(p, s, b)
-        _clear_queue(s)
+        good = place(p, s, b)
+        clear_queue(s)
         if good and control[C_LEFT] == 0:
             control[C_STATUS] = SOLVED
         elif good:

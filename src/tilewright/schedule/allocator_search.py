@@ -7,6 +7,7 @@ import random
 
 import numpy as np
 
+from tilewright.schedule import allocator_beam as beam
 from tilewright.schedule import allocator_kernel as kernel
 from tilewright.schedule.allocator_arrays import prepare, room_for
 from tilewright.schedule.allocator_model import Problem
@@ -66,13 +67,8 @@ class Search:
 
     def run(self, configuration: tuple[int, str, int], room: int, budget, chunk: int) -> str:
         """Search from the root for `room` steps; return placed, infeasible or unknown."""
-        mode, order, seed = configuration
-        state, static = self.state, self.arrays.static
-        control = state.control
-        control[kernel.C_MODE] = mode
-        state.rank[self._order(order, seed)] = np.arange(len(static.size))
-        problem, search = kernel.addresses(static), kernel.addresses(state)
-        kernel.start(problem, search)
+        problem, search = self._start(configuration)
+        control = self.state.control
         first = last = int(control[kernel.C_STEPS])
         room = min(room, budget.limit - budget.used)
         status = int(control[kernel.C_STATUS])
@@ -80,7 +76,43 @@ class Search:
             status = kernel.search(problem, search, min(last + chunk, first + room))
             budget.used += int(control[kernel.C_STEPS]) - last
             last = int(control[kernel.C_STEPS])
+        return self._outcome(status)
+
+    def run_beam(self, configuration: tuple[int, str, int], width: int, budget) -> str:
+        """Search by a beam of so many states; return placed, infeasible or unknown."""
+        problem, search = self._start(configuration)
+        control = self.state.control
+        count, sections = len(self.arrays.static.size), len(self.state.total)
+        status = int(control[kernel.C_STATUS])
+        row = 3 * count + 3 * sections
+        here, there = np.zeros((2, 2 * width, row), np.int64)
+        values, next_values = np.full((2, 2 * width), beam.GONE)
+        seen = np.zeros(4 * width, np.int64)
+        beam.keep(search, here, values)
+        for level in range(count):
+            last = int(control[kernel.C_STEPS])
+            if status != kernel.RUNNING or budget.over:
+                break
+            status = beam.advance(
+                problem, search, here, values, there, next_values, seen, level,
+                last + budget.limit - budget.used,
+            )  # fmt: skip
+            budget.used += int(control[kernel.C_STEPS]) - last
+            here, there, values, next_values = there, here, next_values, values
+        return self._outcome(status)
+
+    def _start(self, configuration: tuple[int, str, int]) -> tuple[np.ndarray, np.ndarray]:
+        """Go back to the root; return the addresses of problem and state."""
+        mode, order, seed = configuration
+        state, static = self.state, self.arrays.static
+        state.control[kernel.C_MODE] = mode
+        state.rank[self._order(order, seed)] = np.arange(len(static.size))
+        problem, search = kernel.addresses(static), kernel.addresses(state)
+        kernel.start(problem, search)
+        return problem, search
+
+    def _outcome(self, status: int) -> str:
         if status == kernel.SOLVED:
-            self.offsets = state.low.copy()
+            self.offsets = self.state.low.copy()
             return "placed"
         return "infeasible" if status == kernel.INFEASIBLE else "unknown"
