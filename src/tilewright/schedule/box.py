@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import product
 from math import ceil, prod
 
-from tilewright.schedule.cost import NestCost, rates
+from tilewright.schedule.cost import HELD_TILE_OVERHEAD_CYCLES, NestCost, rates
 from tilewright.schedule.footprint import activation_bytes, align, parameter_bytes
 from tilewright.schedule.placement import TileBuffer
 from tilewright.schedule.tiling import TABLE_BYTES, TileLoop, loads, packed_bytes, shares
@@ -225,6 +225,8 @@ def _price(
     part = prod(loop.size / (loop.count * loop.step) for loop in loops)
     cost.vector = tiles * (prod(outer) * vectors * problem.work * part + hardware.vector_latency)
     cost.tiles = tiles
+    if len(problem.held) == len(problem.operands):
+        cost.overhead = HELD_TILE_OVERHEAD_CYCLES
     if last in problem.held:
         cost.fill = hardware.vector_latency
     return cost

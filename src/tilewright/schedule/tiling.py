@@ -14,6 +14,7 @@ from functools import lru_cache
 from math import ceil
 
 from tilewright.schedule.cost import (
+    HELD_TILE_OVERHEAD_CYCLES,
     NestCost,
     drain_cycles,
     drain_tail,
@@ -624,6 +625,8 @@ class Search:
             cost.vector += join.vector * work
             cost.mac += join.stall * work
         cost.tiles = tiles
+        if {"input", "output"} <= set(problem.held):
+            cost.overhead = HELD_TILE_OVERHEAD_CYCLES
         self.found.append((cost.cycles(), cost.ddr_bytes, len(self.found), tiling, cost))
 
 
