@@ -106,7 +106,17 @@ def _step_cycles(hardware: Hardware, form: ConvForm) -> list[tuple[float, int]]:
 
 def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> float:
     """Return the cycles of the MAC array for a tile of `rows` x `columns` output pixels."""
-    vectors = form.vectors(columns)
+    vectors, rest = divmod(columns, form.pixel_pack)
+    # What is left of a row is an instruction of its own.
+    return sum(
+        _instruction_cycles(hardware, form, rows, count)
+        for count in (vectors, min(1, rest))
+        if count
+    )
+
+
+def _instruction_cycles(hardware: Hardware, form: ConvForm, rows: int, vectors: int) -> float:
+    """Return the cycles of the `mac_conv`s that read `vectors` vectors a row, one a part."""
     block_rows = max(1, hardware.accumulator_rows // vectors)
     full, rest = divmod(rows, block_rows)
     row_words = words(hardware, form.weight_pitch)
@@ -118,10 +128,7 @@ def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> f
         if rest:
             block += max(rest * vectors * activation, weights)
     first = steps[0][1] * row_words
-    rest_instructions = 2 if columns % form.pixel_pack else 1
-    return form.blocks * block * form.kernel_steps + form.parts * rest_instructions * (
-        first + hardware.mac_latency
-    )
+    return form.blocks * block * form.kernel_steps + form.parts * (first + hardware.mac_latency)
 
 
 def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:

@@ -70,10 +70,11 @@ class PackingProblem:
 
 @lru_cache(maxsize=4096)
 def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]:
-    """Return the packings worth trying, from least to most weights, each faster than those before.
+    """Return the packings worth trying, from least to most weights.
 
-    The first is always the plain one. Codes only; the reduction must not be split, the result's
-    tile hold nothing but the result, and the weights be constants.
+    First the plain one, last the fastest; between them may be one that gains half as much. Codes
+    only; the reduction must not be split, the result's tile hold nothing but the result, and the
+    weights be constants.
     """
     gap = pixel_pitch(hardware, problem.in_channels) > problem.in_channels
     options = [(False, False), (True, False)]
@@ -91,11 +92,13 @@ def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]
             if runs != form.merge_kernel_row or form.pixel_pack != pixels:
                 continue
             cycles = problem.cycles(hardware, packing)
-            found.append((form.weight_bytes(hardware), cycles, pixels, packing))
-    best = problem.cycles(hardware, PLAIN)
+            found.append((form.weight_bytes(hardware), cycles, len(found), packing))
+    plain = problem.cycles(hardware, PLAIN)
+    best = min((cycles for _, cycles, _, _ in found), default=plain)
+    # The fastest, and the lightest that gains half as much.
     answer = [PLAIN]
-    for _, cycles, _, packing in sorted(found, key=lambda item: item[:3]):
-        if cycles <= GAIN * best:
-            answer.append(packing)
-            best = cycles
+    for limit in ((plain + best) / 2, best):
+        packing = min((item for item in found if item[1] <= limit), default=None)
+        if packing is not None and packing[1] <= GAIN * plain and packing[3] not in answer:
+            answer.append(packing[3])
     return tuple(answer)
