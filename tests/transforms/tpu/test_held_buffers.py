@@ -10,6 +10,8 @@ import pytest
 from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, IntegerAttr, ModuleOp, StringAttr
 
 from tests.affine_plans import Case, built, cascade_plan, held_plan
+from tests.e2e import test_half, test_steps
+from tests.random_networks import random_network
 from tests.unit.test_affine_steps import NETS, TARGETS, Net, chain
 from tilewright.codegen.verify import verify_program
 from tilewright.dialects.tpu import ProgramOp
@@ -22,6 +24,8 @@ from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Instr
 
 Array = np.ndarray[Any, Any]
+WIDE = load_target("tpu_v2").model_copy(update={"name": "tpu_v2_1m", "sram_size": 1 << 20})
+"""Room for what a random plan holds."""
 
 
 def integer(value: object) -> int:
@@ -120,3 +124,13 @@ def test_rows_are_moved_within_sram() -> None:
     assert any(instr.name == "vec_copy" for instr in lowered.program)
     peak = integer(lowered.module.attributes["sram_peak_bytes"])
     assert 0 < peak <= lowered.hardware.sram_size
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_half_networks_by_random_plans(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Any byte of SRAM read before it is written makes a NaN, even if it is multiplied by zero.
+    monkeypatch.setattr("tilewright.sim.state.SRAM_RESET", 0xFF)
+    model, shape = random_network(seed)
+    made = test_steps.compiled(model, shape, WIDE, seed, dtype="fp16")
+    assert 'role = "held"' in str(made.stages["affine"].module)
+    test_half.check(made, test_half.normal(seed + 1000, *shape))
