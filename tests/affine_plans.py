@@ -345,7 +345,12 @@ class RandomPlan:
         read = {buffer for unit in group for buffer in self._buffers(unit)[0]}
         written = {self._buffers(unit)[1] for unit in group}
         loaded = [b for b in sorted(read - written) if not held_at(homes[b], number)]
-        stored = [b for b in sorted(written) if homes[b].ddr]
+        # What is held besides needs no stages: it is stored as its rows are made.
+        stored = [
+            buffer
+            for buffer in sorted(written)
+            if homes[buffer].ddr and (not held_at(homes[buffer], number) or self.rng.integers(2))
+        ]
         stages = random_stages(self.units, group, self.tensors, loaded, stored, self.rng)
         tilings = tuple(strip_tiling(self.units[u], self.rng, self.hardware) for u in group)
         step = Step(group, tilings, stages)

@@ -124,7 +124,7 @@ def test_fusion_changes_no_integer(
     assert reasons(fused, True).keys() == joined(fused).keys()
     assert not reasons(apart, True)
     kept, stored = fused.program.tensors.keys(), apart.program.tensors.keys()
-    assert stored - kept == set(joined(fused).values())
+    assert stored - kept >= set(joined(fused).values())
 
 
 @each_target

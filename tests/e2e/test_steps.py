@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import onnx
@@ -21,14 +22,18 @@ ROOM = 1 << 20
 """SRAM bytes: what a random plan holds has to fit."""
 TARGETS = [
     load_target(name).model_copy(update={"name": f"{name}_1m", "sram_size": ROOM})
-    for name in ("tiny8", "edge16")
-] + [load_target("tpu_v2")]
+    for name in ("tiny8", "edge16", "tpu_v2")
+]
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 
 
 def compiled(
-    model: onnx.ModelProto, shape: tuple[int, ...], target: Hardware, seed: int, dtype: str = "int8"
+    model: onnx.ModelProto,
+    shape: tuple[int, ...],
+    target: Hardware,
+    seed: int,
+    dtype: Literal["int8", "fp16"] = "int8",
 ) -> Compiled:
     """Compile a model by random plans, and compare its levels."""
     rng = np.random.default_rng(seed)
@@ -69,3 +74,16 @@ def test_residual_networks(seed: int, target: Hardware) -> None:
 def test_networks_of_everything(seed: int, target: Hardware) -> None:
     model, shape = random_network(seed)
     check(model, shape, target, seed)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_halves(seed: int) -> None:
+    target = TARGETS[-1]
+    for model, shape in (residual_network(seed), random_network(seed)):
+        made = compiled(model, shape, target, seed, "fp16")
+        plain = compile_model(front_end(model, target), target, dtype="fp16", fuse=False)
+        sample = normal_sample({"x": shape}, np.random.default_rng(seed))
+        got, wanted = (Executor(item.program, target).run(sample) for item in (made, plain))
+        assert got.keys() == wanted.keys()
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(got[name], array, name)

@@ -218,6 +218,7 @@ class Emission:
             assert begin is not None
             assert tiling is not None
             strips[unit] = begin(self.buffers, tiling)
+        copied = self._copied(number, step)
         for at, stage in enumerate(step.stages):
             self.buffers.nest.layer = self._label(step, stage)
             if stage.kind != "compute":
@@ -232,6 +233,22 @@ class Emission:
             ]
             target = self._operand(number, step, places, at, RESULT, spec.writes)
             strips[stage.index](stage.first, stage.last, sources, target)
+            if spec.writes in copied:
+                self.buffers.nest.layer = spec.layer
+                self._move(spec.writes, target, stage.first, stage.last, store=True)
+
+    def _copied(self, number: int, step: Step) -> set[int]:
+        """Return the results held as a whole that go to DDR too, without stages for that."""
+        tensors = self.network.tensors
+        stored = {buffer_of(tensors, stage.index) for stage in step.stages if stage.kind == "store"}
+        results = {self.network.specs[unit].writes for unit in step.units}
+        return {
+            result
+            for result in results
+            if self._is_held(result, number)
+            and self.plan.homes[buffer_of(tensors, result)].ddr
+            and buffer_of(tensors, result) not in stored
+        }
 
     def _label(self, step: Step, stage: Stage) -> str:
         """Return the layer that a stage counts for: the one that loads, or has stored."""

@@ -56,7 +56,7 @@ class TileAndBufferizePass(ModulePass):
 
     name = "tile-and-bufferize"
     fuse: bool = True
-    effort: int = 0
+    effort: int = 2
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
