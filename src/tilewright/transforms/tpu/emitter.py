@@ -94,8 +94,9 @@ class Emitter:
                 pads = (0, 0, 0, 0)
             elif any(pads):
                 base = filled
-                if tile.pitch == tile.shape[-1] * tile.item_bytes:
-                    # Rows are whole runs if what lies beside them is filled apart.
+                pixel = tile.shape[-1] * tile.item_bytes
+                if tile.pitch == pixel < self.hardware.sram_word_bytes:
+                    # Rows are whole runs, not one a short pixel, if their sides are filled apart.
                     base = self._fill_sides(filled, pads[:2], fill)
                     pads = (0, 0, *pads[2:])
         self._dma(source, target, True, channel, pads=pads, base=base, fill=fill)
