@@ -44,10 +44,12 @@ def small_network() -> onnx.ModelProto:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def compiled(target: Hardware = TINY, model: onnx.ModelProto | None = None) -> Compiled:
+def compiled(
+    target: Hardware = TINY, model: onnx.ModelProto | None = None, fuse: bool = True
+) -> Compiled:
     rng = np.random.default_rng(1)
     samples = [{"x": rng.standard_normal((1, 3, 9, 7)).astype(np.float32)} for _ in range(2)]
-    return compile_model(model or small_network(), target, samples=samples, method="max")
+    return compile_model(model or small_network(), target, samples=samples, method="max", fuse=fuse)
 
 
 def lower(target: Hardware | None = TINY) -> tuple[CompileContext, ModuleOp]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from xdsl.dialects import tensor
@@ -74,7 +74,10 @@ class ConvWork:
         """Append the nest."""
         assert tiling is None or isinstance(tiling, ConvTiling)
         nest = buffers.nest
-        tiling = self._choose(buffers, tiling)
+        names = ("input", *(["second"] if self.problem.second else []), "output")
+        places = zip(names, (*sources[: len(names) - 1], target), strict=True)
+        held = tuple(name for name, place in places if place is not None)
+        tiling = self._choose(buffers, tiling, held)
         x = sources[0] or nest.reshape(buffers.of(self.source), self.x_shape)
         layer = self._layer(buffers, tiling, x)
         y = target or buffers.target(self.result, self.producer, self.y_shape)
@@ -136,12 +139,25 @@ class ConvWork:
 
         return made
 
-    def _choose(self, buffers: Buffers, tiling: ConvTiling | None) -> ConvTiling:
+    def _choose(
+        self, buffers: Buffers, tiling: ConvTiling | None, held: tuple[str, ...]
+    ) -> ConvTiling:
         problem = self.problem
         reserved = buffers.held_bytes if tiling is None else 0
         choice = choose_conv(buffers.hardware, problem, reserved)
         if tiling is not None and not (isinstance(choice, Choice) and choice.tiling == tiling):
-            buffers.decide(self.layer, tiling.describe(problem))
+            own = choice if isinstance(choice, Choice) else None
+            buffers.decide(
+                self.layer,
+                tiling.describe(problem),
+                None,
+                sum(
+                    buffer.slots * buffer.size_bytes
+                    for buffer in tiling.buffers(buffers.hardware, replace(problem, held=held))
+                ),
+                own.tiling.describe(problem) if own else "",
+                own.cycles if own else 0,
+            )
             return tiling
         if not isinstance(choice, Choice):
             raise no_tiling(self.layer, choice, buffers.hardware)

@@ -141,16 +141,20 @@ class Buffers:
         self,
         layer: str,
         what: str,
-        cycles: float | None = None,
-        sram: int = 0,
+        cycles: float | None,
+        sram: int,
         other: str = "",
         other_cycles: float = 0,
     ) -> None:
         """Log a choice; with its estimate and its runner-up if it was made for the layer alone."""
+        reason = f"{what}; {sram} bytes of SRAM"
         if cycles is None:
-            self.context.decide(layer, PASS, True, f"{what}; chosen with what else SRAM holds")
+            reason += "; chosen with the steps around it"
+            if other:
+                reason += f" (next best, by itself and from DDR: {other}, {other_cycles:.0f})"
+            self.context.decide(layer, PASS, True, reason, sram_bytes=sram)
             return
-        reason = f"{what}; {sram} bytes of SRAM; estimated {cycles:.0f} cycles"
+        reason += f"; estimated {cycles:.0f} cycles"
         if other:
             reason += f" (next best: {other}, {other_cycles:.0f})"
         self.context.decide(layer, PASS, True, reason, cycles=int(cycles), sram_bytes=sram)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from xdsl.dialects import tensor
@@ -53,7 +53,11 @@ FIXED = BoxAxis(-1)
 
 
 def choose(
-    buffers: Buffers, layer: str, problem: BoxProblem, tiling: BoxTiling | None = None
+    buffers: Buffers,
+    layer: str,
+    problem: BoxProblem,
+    tiling: BoxTiling | None = None,
+    held: tuple[int, ...] = (),
 ) -> BoxTiling:
     """Return the tiling of a layer (a given one, or the best for the SRAM that is left); log it.
 
@@ -63,7 +67,16 @@ def choose(
     reserved = buffers.held_bytes if tiling is None else 0
     choice = choose_box(buffers.hardware, problem, reserved)
     if tiling is not None and not (isinstance(choice, BoxChoice) and choice.tiling == tiling):
-        buffers.decide(layer, _describe(problem, tiling))
+        own = choice if isinstance(choice, BoxChoice) else None
+        asked = replace(problem, held=held)
+        buffers.decide(
+            layer,
+            _describe(problem, tiling),
+            None,
+            sum(item.slots * item.size_bytes for item in tiling.buffers(buffers.hardware, asked)),
+            "x".join(map(str, own.tiling.tile)) if own else "",
+            own.cycles if own else 0,
+        )
         return tiling
     if not isinstance(choice, BoxChoice):
         raise out_of_memory(layer, choice.buffers, choice.needed_bytes, buffers.hardware)
@@ -338,7 +351,9 @@ class BoxLayer:
     ) -> None:
         """Append the nest."""
         assert tiling is None or isinstance(tiling, BoxTiling)
-        tiling = choose(buffers, self.layer, self.problem, tiling)
+        inside = [*(place is not None for place in sources), target is not None]
+        held_ones = tuple(at for at, place in enumerate(inside) if place)
+        tiling = choose(buffers, self.layer, self.problem, tiling, held_ones)
         places: list[Place] = [
             held or buffers.nest.reshape(buffers.of(value), [self.images, *image])
             for held, (value, image) in zip(sources, self.sources, strict=True)
