@@ -18,7 +18,7 @@ from tilewright.schedule.planner_search import EFFORTS, Action, Search, State
 from tilewright.schedule.tiling import Choice, NoFit, choose_conv
 from tilewright.spec.hardware import Hardware
 
-ATTEMPTS = 6
+ATTEMPTS = 12
 """Plans that are placed before all tensors go to DDR."""
 
 
@@ -107,16 +107,20 @@ class _Builder:
         self.states.reverse()
 
     def build(self) -> Plan | tuple[int, ...]:
-        """Return the plan, or the units of a cascade that takes more SRAM than was estimated."""
+        """Return the plan, or the units of cascades that take more SRAM than was estimated."""
         homes = self._homes()
         steps: list[Step] = []
+        tight: list[int] = []
         for number, state in enumerate(self.states):
             assert state.action is not None
             assert state.before is not None
             step = self._step(state.action, self._reason(number, state, homes))
             if step is None:
-                return tuple(range(state.action.first, state.action.last + 1))
-            steps.append(step)
+                tight += range(state.action.first, state.action.last + 1)
+            else:
+                steps.append(step)
+        if tight:
+            return tuple(tight)
         by_tensor = [
             homes[self.network.buffer(number)] for number in range(len(self.network.tensors))
         ]
