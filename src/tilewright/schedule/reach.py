@@ -21,6 +21,9 @@ from tilewright.dialects.quant import int_list, int_of, shape_of
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]
+Bits = npt.NDArray[np.bool_]
+Span = tuple[I64, I64]
+"""First and last position."""
 
 ELEMENTWISE = frozenset(("add", "sub", "mul", "min", "max", "div"))
 """Kinds of operations with two operands, each result element one lane's work."""
@@ -127,35 +130,21 @@ def group_of(op: Operation) -> int:
 
 @dataclass(frozen=True)
 class Trace:
-    """What surely depends on each candidate in one tensor of `height` x `width` positions."""
+    """What of one tensor surely depends on each candidate of each start.
+
+    Candidates of all starts lie one behind the other. Where nothing is sure the span is empty.
+    """
 
     height: int
     width: int
-    rows: tuple[I64, I64]
+    rows: Span
     """First and last row by row candidate; empty where the last is the smaller."""
-    columns: tuple[I64, I64]
-    channels: bool
-    """Whether all channels do."""
-
-    @property
-    def whole(self) -> bool:
-        """Every element depends on every candidate."""
-        return bool(
-            self.channels
-            and (self.rows[0] == 0).all()
-            and (self.rows[1] == self.height - 1).all()
-            and (self.columns[0] == 0).all()
-            and (self.columns[1] == self.width - 1).all()
-        )
-
-    @property
-    def extent(self) -> int:
-        """Rows and columns over all candidates."""
-        spans = (self.rows, self.columns)
-        return sum(int(np.maximum(last - first + 1, 0).sum()) for first, last in spans)
+    columns: Span
+    channels: Bits
+    """Whether all channels do, by start."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class After:
     """What follows one element or one weight, whichever is chosen."""
 
@@ -164,6 +153,9 @@ class After:
     array: int = 0
     """Array cycles of the layers that take nothing but what depends on it."""
     vector: int = 0
+    array_floor: int = 0
+    """The same of their `array_floor`."""
+    vector_floor: int = 0
 
 
 @dataclass(frozen=True)
@@ -176,10 +168,21 @@ class Cost:
     """Cycles."""
     vector: int
     """Cycles."""
+    array_floor: int = 0
+    """Cycles, by another count; both are followed at once."""
+    vector_floor: int = 0
+
+    @property
+    def works(self) -> bool:
+        """Whether it asks for the array or the vector unit at all."""
+        return bool(self.array or self.vector or self.array_floor or self.vector_floor)
 
 
 class Reach:
-    """A graph's layers, and what follows what."""
+    """A graph's layers, and what follows what.
+
+    All starts, an element and a weight of each layer, are followed in one pass over the graph.
+    """
 
     def __init__(self, ops: Sequence[Operation], costs: Sequence[Cost]) -> None:
         self.ops, self.costs = ops, costs
@@ -189,22 +192,30 @@ class Reach:
             for op, kind in zip(ops, self.kinds, strict=True)
         ]
         self.sizes = [_image(op.results[0]) if len(op.results) == 1 else None for op in ops]
+        begins: dict[tuple[int, bool], tuple[Span, Span]] = {}
+        for at, size in enumerate(self.sizes):
+            if size is not None and costs[at].works:
+                rows, columns = (np.arange(length) for length in size)
+                begins[at, False] = (rows, rows), (columns, columns)
+        self.elements = len(begins)
+        for at, size in enumerate(self.sizes):
+            if size is not None and costs[at].weights:
+                begins[at, True] = self._of_weights(at)
+        self.begins = begins
+        self.found = self._follow() if begins else {}
 
     def after_element(self, at: int) -> After:
         """Return what follows the element of a layer's result behind which the least follows."""
-        size = self.sizes[at]
-        if size is None:
-            return After()
-        rows, columns = np.arange(size[0]), np.arange(size[1])
-        return self._follow(at, Trace(*size, (rows, rows), (columns, columns), False))
+        return self.found.get((at, False), After())
 
     def after_weight(self, at: int) -> After:
         """Return what follows the kernel weight of a layer behind which the least follows."""
-        size = self.sizes[at]
-        if size is None:
-            return After()
+        return self.found.get((at, True), After())
+
+    def _of_weights(self, at: int) -> tuple[Span, Span]:
+        """Return what of a layer's result depends on each of its taps."""
         zero = np.zeros(1, np.int64)
-        spans: list[tuple[I64, I64]] = [(zero, zero)] * 2
+        spans: list[Span] = [(zero, zero)] * 2
         if self.kinds[at] == "conv":
             for number, axis in enumerate(self.axes[at]):
                 inside = axis.inside()
@@ -212,32 +223,132 @@ class Reach:
                 inside = inside[:, inside.any(axis=0)]
                 last = len(inside) - 1 - inside[::-1].argmax(axis=0)
                 spans[number] = inside.argmax(axis=0), last
-        return self._follow(at, Trace(*size, spans[0], spans[1], False))
+        return spans[0], spans[1]
 
-    def _follow(self, at: int, start: Trace) -> After:
-        traces: dict[SSAValue, Trace] = {self.ops[at].results[0]: start}
-        found = After()
-        row_shares: list[F64] = []
-        column_shares: list[F64] = []
-        for number in range(at + 1, len(self.ops)):
-            op, cost = self.ops[number], self.costs[number]
+    def _follow(self) -> dict[tuple[int, bool], After]:
+        begins = list(self.begins)
+        self.row_at, self.row_of = _segments([len(rows[0]) for rows, _ in self.begins.values()])
+        self.column_at, self.column_of = _segments(
+            [len(span[0]) for _, span in self.begins.values()]
+        )
+        of_layer: dict[int, list[int]] = {}
+        for number, (at, _) in enumerate(begins):
+            of_layer.setdefault(at, []).append(number)
+        # Only an element's weights are asked for: its starts come first.
+        rows_end = int((self.row_of < self.elements).sum())
+        columns_end = int((self.column_of < self.elements).sum())
+        traces: dict[SSAValue, Trace] = {}
+        work = np.zeros((4, len(begins)), np.int64)
+        shares: list[tuple[int, F64, F64]] = []
+        for number, (op, cost) in enumerate(zip(self.ops, self.costs, strict=True)):
             known = [traces[value] for value in op.operands if value in traces]
-            if not known:
-                continue
-            source = traces.get(op.operands[0])
-            if cost.weights and source is not None and source.channels:
+            source = traces.get(op.operands[0]) if op.operands else None
+            if cost.weights and source is not None:
                 rows, columns = self.axes[number]
-                row_shares.append(cost.weights * rows.taps(*source.rows) / rows.kernel)
-                column_shares.append(columns.taps(*source.columns) / columns.kernel)
-            if cost.array and any(trace.whole for trace in known):
-                found.array += cost.array
-            result = self._through(number, source, traces)
+                low, high = (edge[:rows_end] for edge in source.rows)
+                uses = rows.taps(low, high) * source.channels[self.row_of[:rows_end]]
+                first, last = (edge[:columns_end] for edge in source.columns)
+                across = columns.taps(first, last) / columns.kernel
+                shares.append((number, cost.weights * uses / rows.kernel, across))
+            if known and (cost.array or cost.array_floor):
+                whole = np.any([self._whole(trace) for trace in known], axis=0)
+                work[0] += cost.array * whole
+                work[2] += cost.array_floor * whole
+            result = self._through(number, source, traces) if known else None
+            if result is not None and (cost.vector or cost.vector_floor):
+                whole = self._whole(result)
+                work[1] += cost.vector * whole
+                work[3] += cost.vector_floor * whole
+            starts = of_layer.get(number, [])
+            if starts:
+                result = self._begun(number, result, starts)
             if result is not None:
                 traces[op.results[0]] = result
-                found.vector += cost.vector if cost.vector and result.whole else 0
-        if row_shares:
-            found.weights = int((np.array(row_shares).T @ np.array(column_shares)).min())
+        used = self._used(begins, shares)
+        return {
+            begin: After(used.get(begin, 0), *(int(count) for count in work[:, number]))
+            for number, begin in enumerate(begins)
+        }
+
+    def _begun(self, number: int, result: Trace | None, starts: list[int]) -> Trace:
+        """Return the trace of a layer's result with what begins there."""
+        size = self.sizes[number]
+        assert size is not None
+        if result is None:
+            rows, columns = (
+                (np.ones(count, np.int64), np.zeros(count, np.int64))
+                for count in (len(self.row_of), len(self.column_of))
+            )
+            channels = np.zeros(len(self.row_at), np.bool_)
+        else:
+            rows, columns = (
+                (span[0].copy(), span[1].copy()) for span in (result.rows, result.columns)
+            )
+            channels = result.channels.copy()
+        channels[starts] = False
+        spans = list(self.begins.values())
+        for start in starts:
+            for whole, part, at in zip(
+                (rows, columns),
+                spans[start],
+                (self.row_at[start], self.column_at[start]),
+                strict=True,
+            ):
+                for edge, values in zip(whole, part, strict=True):
+                    edge[at : at + len(values)] = values
+        return Trace(*size, rows, columns, channels)
+
+    def _used(
+        self, begins: list[tuple[int, bool]], shares: list[tuple[int, F64, F64]]
+    ) -> dict[tuple[int, bool], int]:
+        """Return the least weights that follow any element of each layer."""
+        found: dict[tuple[int, bool], int] = {}
+        if not shares:
+            return found
+        layers = np.array([number for number, _, _ in shares])
+        rows, columns = (np.array([share[k] for share in shares]) for k in (1, 2))
+        for start in range(self.elements):
+            behind = int(np.searchsorted(layers, begins[start][0], "right"))
+            row, column = self.row_at[start], self.column_at[start]
+            spans = self.begins[begins[start]]
+            mine = rows[behind:, row : row + len(spans[0][0])]
+            across = columns[behind:, column : column + len(spans[1][0])]
+            found[begins[start]] = int((mine.T @ across).min())
         return found
+
+    def _whole(self, trace: Trace) -> Bits:
+        """Return by start whether every element depends on every candidate."""
+        (top, bottom), (left, right) = trace.rows, trace.columns
+        rows = (top == 0) & (bottom == trace.height - 1)
+        columns = (left == 0) & (right == trace.width - 1)
+        return (
+            trace.channels
+            & np.logical_and.reduceat(rows, self.row_at)
+            & np.logical_and.reduceat(columns, self.column_at)
+        )
+
+    def _extent(self, trace: Trace) -> I64:
+        """Return by start rows and columns over all candidates; 0 where the trace is lost."""
+        (top, bottom), (left, right) = trace.rows, trace.columns
+        rows = np.add.reduceat(np.maximum(bottom - top + 1, 0), self.row_at)
+        return rows + np.add.reduceat(np.maximum(right - left + 1, 0), self.column_at)
+
+    def _where(self, chosen: Bits, this: Trace, other: Trace) -> Trace:
+        """Return `this` for the starts that are chosen, `other` for the rest."""
+        rows, columns = chosen[self.row_of], chosen[self.column_of]
+        return Trace(
+            this.height,
+            this.width,
+            (
+                np.where(rows, this.rows[0], other.rows[0]),
+                np.where(rows, this.rows[1], other.rows[1]),
+            ),
+            (
+                np.where(columns, this.columns[0], other.columns[0]),
+                np.where(columns, this.columns[1], other.columns[1]),
+            ),
+            np.where(chosen, this.channels, other.channels),
+        )
 
     def _through(
         self, number: int, source: Trace | None, traces: dict[SSAValue, Trace]
@@ -256,18 +367,19 @@ class Reach:
             rows, columns = self.axes[number]
             if rows.dilation != 1 or columns.dilation != 1:
                 return None
+            every = kind == "conv" and group_of(op) == 1
             return Trace(
                 *size,
                 rows.reached(*source.rows),
                 columns.reached(*source.columns),
-                source.channels or (kind == "conv" and group_of(op) == 1),
+                np.ones_like(source.channels) if every else source.channels,
             )
         if kind == "linear" and source is not None and size == (1, 1):
-            return Trace(1, 1, source.rows, source.columns, True)
+            return Trace(1, 1, source.rows, source.columns, np.ones_like(source.channels))
         if kind == "reshape" and source is not None and size == (1, 1):
-            every = (source.height, source.width) == (1, 1) or source.whole
-            rows, columns = _one(source.rows), _one(source.columns)
-            return Trace(1, 1, rows, columns, every and source.channels)
+            single = (source.height, source.width) == (1, 1)
+            channels = source.channels if single else self._whole(source)
+            return Trace(1, 1, _one(source.rows), _one(source.columns), channels)
         if kind in _SAME_PLACE:
             found = [
                 spread
@@ -276,10 +388,57 @@ class Reach:
                 and (spread := _spread(value, traces[value], op.results[0])) is not None
             ]
             # Any of them is sure; their union need not be a rectangle.
-            return max(found, key=lambda trace: (trace.channels, trace.extent), default=None)
+            return self._largest(found, True) if found else None
         if kind == "concat":
-            return _joined(op, size, traces)
+            return self._joined(op, size, traces)
         return None
+
+    def _largest(self, found: Sequence[Trace], channels_first: bool) -> Trace:
+        """Return by start the trace of the largest extent."""
+        best, most = found[0], self._rank(found[0], channels_first)
+        for trace in found[1:]:
+            rank = self._rank(trace, channels_first)
+            best, most = self._where(rank > most, trace, best), np.maximum(rank, most)
+        return best
+
+    def _rank(self, trace: Trace, channels_first: bool) -> I64:
+        extent = self._extent(trace)
+        return (
+            np.where(trace.channels & (extent > 0), extent + _FAR, extent)
+            if channels_first
+            else extent
+        )
+
+    def _joined(
+        self, op: Operation, size: tuple[int, int], traces: dict[SSAValue, Trace]
+    ) -> Trace | None:
+        """Return the trace of a concatenation of channels."""
+        known = [traces[value] for value in op.operands if value in traces]
+        if any((trace.height, trace.width) != size for trace in known):
+            return None
+        best = self._largest(known, False)
+        part = Trace(*size, best.rows, best.columns, np.zeros_like(best.channels))
+        if len(known) < len(op.operands):
+            return part
+        spans = [
+            (
+                np.max([getattr(trace, name)[0] for trace in known], axis=0),
+                np.min([getattr(trace, name)[1] for trace in known], axis=0),
+            )
+            for name in ("rows", "columns")
+        ]
+        every = np.all([trace.channels for trace in known], axis=0)
+        return self._where(every, Trace(*size, spans[0], spans[1], every), part)
+
+
+_FAR = 1 << 40
+"""More than any extent."""
+
+
+def _segments(lengths: list[int]) -> tuple[I64, I64]:
+    """Return where each start's candidates begin, and whose each candidate is."""
+    counts = np.array(lengths, np.int64)
+    return np.cumsum(counts) - counts, np.repeat(np.arange(len(counts)), counts)
 
 
 def _followed(op: Operation) -> bool:
@@ -310,24 +469,6 @@ def _spread(value: SSAValue, trace: Trace, result: SSAValue) -> Trace | None:
         for (first, last), length in zip((trace.rows, trace.columns), size, strict=True)
     ]
     return Trace(*size, spans[0], spans[1], trace.channels)
-
-
-def _joined(op: Operation, size: tuple[int, int], traces: dict[SSAValue, Trace]) -> Trace | None:
-    """Return the trace of a concatenation of channels."""
-    known = [traces[value] for value in op.operands if value in traces]
-    if any((trace.height, trace.width) != size for trace in known):
-        return None
-    if len(known) < len(op.operands) or not all(trace.channels for trace in known):
-        best = max(known, key=lambda trace: trace.extent)
-        return Trace(*size, best.rows, best.columns, False)
-    spans = [
-        (
-            np.max([getattr(trace, name)[0] for trace in known], axis=0),
-            np.min([getattr(trace, name)[1] for trace in known], axis=0),
-        )
-        for name in ("rows", "columns")
-    ]
-    return Trace(*size, spans[0], spans[1], True)
 
 
 def _image(value: SSAValue) -> tuple[int, int] | None:

@@ -8,12 +8,15 @@ import numpy as np
 from xdsl.dialects import func
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    DictionaryAttr,
+    IntegerAttr,
     IntegerType,
     MemRefType,
     StringAttr,
     TensorType,
     f16,
     f32,
+    i64,
 )
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
@@ -95,6 +98,13 @@ class Segment:
         new.attributes.update(self.function.attributes)
         names = [*self._names("arg_names"), *self.added, *self._names("result_names")]
         new.attributes["arg_names"] = ArrayAttr([StringAttr(name) for name in names])
+        new.attributes["steps_of"] = DictionaryAttr(
+            {
+                network.specs[unit].layer: IntegerAttr(at, i64)
+                for at, step in enumerate(plan.steps)
+                for unit in step.units
+            }
+        )
         return new
 
     def _plan(self, network: Network) -> Plan:

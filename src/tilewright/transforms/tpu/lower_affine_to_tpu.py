@@ -8,7 +8,8 @@ affine level"). After: `tpu.program @tpu_k`, and on the module
 - `tensors = {name = {offset, shape}}`: where every DDR tensor lies in the workspace. Tensors that
   are not alive together share bytes;
 - `sram_bytes = {layer = bytes}`;
-- `members = {layer = layer}`: layers that run in the nest of another one.
+- `members = {layer = layer}`: layers that run in the nest of another one;
+- `steps_of = {layer = step}`: the step of the plan that a nest is part of, all programs counted on.
 
 On each program `written = {tensor = index}`: the instruction after which the tensor is complete.
 Every instruction touches addresses only; the order between engines is derived from them
@@ -117,6 +118,7 @@ class _Lowering:
         self.tensors: dict[str, _Tensor] = {}
         self.arguments: dict[func.FuncOp, dict[SSAValue, View]] = {}
         self.nests: dict[func.FuncOp, Nests] = {}
+        self.steps: dict[str, IntegerAttr] = {}
 
     def run(self) -> None:
         """Lower every function; attach programs and tables to the module."""
@@ -145,6 +147,7 @@ class _Lowering:
             )
         self.context.weights.set(CONSTANTS, content)
         for function, emitter in zip(self.functions, emitters, strict=True):
+            self._count_steps(function)
             self._replace(function, emitter, base)
         self._attributes(offsets, total)
         # What is left is the host's part; its order and the programs' stays as a list of names.
@@ -243,6 +246,16 @@ class _Lowering:
         function.detach()
         function.erase(safe_erase=False)
 
+    def _count_steps(self, function: func.FuncOp) -> None:
+        """Note the steps of a function's layers, counted on from those before."""
+        steps = function.attributes.get("steps_of")
+        if not isinstance(steps, DictionaryAttr):
+            return
+        before = max((step.value.data + 1 for step in self.steps.values()), default=0)
+        for layer, step in steps.data.items():
+            if isinstance(step, IntegerAttr):
+                self.steps[layer] = IntegerAttr(before + step.value.data, i64)
+
     def _workspace_names(self, function: func.FuncOp, key: str) -> list[str]:
         return [name for name in _names(function, key) if name not in self.context.weights]
 
@@ -281,6 +294,7 @@ class _Lowering:
                 for member, layer in nests.members.items()
             }
         )
+        attributes["steps_of"] = DictionaryAttr(self.steps)
 
 
 def _buffer(view: View) -> DdrBuffer:
