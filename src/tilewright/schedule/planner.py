@@ -82,7 +82,7 @@ def _layer_by_layer(
         if isinstance(problem, BoxProblem):
             choice = choose_box(hardware, problem)
         else:
-            choice = choose_conv(hardware, problem)
+            choice = choose_conv(hardware, problem.as_loaded())
         if isinstance(choice, NoFit | BoxNoFit):
             raise UnitDoesNotFitError(number, choice)
         steps.append(Step((number,), (choice.tiling,), reason="by itself, its tensors in DDR"))

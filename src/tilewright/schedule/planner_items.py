@@ -76,7 +76,7 @@ def _single(
         held = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
         if flags[-1] and tensors[unit.writes].inside is not None:
             held = (*held, "part")
-        tiles = tiling.buffers(hardware, replace(unit.problem, held=held))
+        tiles = tiling.buffers(hardware, replace(unit.problem, held=held).as_loaded())
         apart = (f"t{buffers[0]}" if flags[0] else f"s{number} input",)
     else:
         assert isinstance(unit.problem, BoxProblem)

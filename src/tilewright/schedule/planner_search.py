@@ -263,7 +263,7 @@ class Search:
             taken = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
             if flags[-1] and self.network.tensors[spec.writes].inside is not None:
                 taken = (*taken, "part")
-            problem = replace(problem, held=taken)
+            problem = replace(problem, held=taken).as_loaded()
             answer = choose_few(hardware, problem, reserved)
             choices = () if isinstance(answer, NoFit) else answer
         else:

@@ -81,6 +81,27 @@ class ConvProblem:
     held: tuple[str, ...] = ()
     """Operands that lie whole in SRAM, `input`, `second` or `output`: no tile, no DMA. `part`: the
     held output lies inside a concatenation of channels."""
+    skips: bool = False
+    """A kernel of one pixel with a stride, no padding: it passes over most of its input."""
+    sparse: bool = False
+    """Pixels of the input do not lie side by side in DDR (see `as_loaded`)."""
+
+    def as_loaded(self) -> ConvProblem:
+        """Return the problem whose input tiles hold nothing but pixels that are used.
+
+        While the input of a problem that skips lies in DDR, DMA leaves out what is not used, and
+        the rest has no stride. Other problems are returned as they are.
+        """
+        if not self.skips or "input" in self.held:
+            return self
+        return replace(
+            self,
+            in_rows=self.out_rows,
+            in_columns=self.out_columns,
+            strides=(1, 1),
+            skips=False,
+            sparse=True,
+        )
 
     @property
     def weight_loops(self) -> tuple[str, ...]:
@@ -225,8 +246,12 @@ class ConvTiling:
             loaded,
         )
         found = packings(hardware, tile)
-        # The weights of a window sum are one row of ones.
-        return tuple(item for item in found if not item.runs or problem.kind != "sum")
+        # The weights of a window sum are one row of ones; rows of sparse pixels are no runs.
+        return tuple(
+            item
+            for item in found
+            if not (item.runs and problem.kind == "sum") and not (item.dense and problem.sparse)
+        )
 
     def in_extent(self, problem: ConvProblem) -> tuple[int, int]:
         """Return rows and columns of the input tile, padding included."""
@@ -597,6 +622,7 @@ class Search:
         rows, columns = min(rows, problem.in_rows), min(columns, problem.in_columns)
         channels = tiling.groups * tiling.in_channels
         runs = _runs(rows, columns, channels, problem.in_columns, problem.in_channels)
+        runs = rows * columns if problem.sparse else runs
         size = rows * columns * channels * part["h"] * part["w"] * part["k"] * part["g"]
         size *= problem.element_bytes
         if "input" not in problem.held:
