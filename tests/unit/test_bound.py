@@ -1,4 +1,4 @@
-"""The bound of single operations, worked out by hand, and that no program beats it."""
+"""Floor and roofline of single operations, worked out by hand, and that no program beats them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ from tilewright.api import CompileOptions, build
 from tilewright.dialects.quant import shape_of
 from tilewright.ir.io import new_context, parse_text
 from tilewright.ir.weights import WeightStore
-from tilewright.report.network import network_bound
+from tilewright.report.network import floor, roofline
 from tilewright.report.report import make_report
 from tilewright.runtime.simulation import simulate
-from tilewright.schedule.bound import array_work, direct_work, layer_bounds, vector_work
+from tilewright.schedule.bound import (
+    array_floor,
+    array_roofline,
+    layer_bounds,
+    vector_floor,
+    vector_roofline,
+)
+from tilewright.schedule.mapping import maxima
 from tilewright.schedule.reach import Axis
 from tilewright.spec.hardware import Hardware, load_target
 
@@ -70,27 +77,27 @@ def binary(name: str, shape: str):
 )
 def test_elementwise(hardware: Hardware, shape: str, cycles: int) -> None:
     op = binary("add", shape)
-    assert vector_work(op, hardware) == cycles
-    assert array_work(op, hardware) == (0, 0)
+    assert vector_floor(op, hardware) == cycles
+    assert array_floor(op, hardware) == (0, 0)
 
 
 def test_maxima_compare_two_values_at_a_time() -> None:
     # Windows of 4 apart from each other: three comparisons each.
-    assert vector_work(pool("1x8x8x16", "1x4x4x16", 2, 2, 0), EDGE) == 16 * 3
+    assert vector_floor(pool("1x8x8x16", "1x4x4x16", 2, 2, 0), EDGE) == 16 * 3
     # Images and channels one after another: 2 x 16 x 40 x 3 comparisons, 16 a cycle.
-    assert vector_work(pool("2x8x8x40", "2x4x4x40", 2, 2, 0), EDGE) == 2 * 16 * 40 * 3 // 16
+    assert vector_floor(pool("2x8x8x40", "2x4x4x40", 2, 2, 0), EDGE) == 2 * 16 * 40 * 3 // 16
 
 
 def test_windows_that_overlap_share_comparisons() -> None:
     # Windows of 3 at 0 and 2 of a side of 4, padded by one: together they read all 16 pixels.
-    assert vector_work(pool("1x4x4x16", "1x2x2x16", 3, 2, 1), EDGE) == 15
+    assert vector_floor(pool("1x4x4x16", "1x2x2x16", 3, 2, 1), EDGE) == 15
     # 13 x 13 at stride 1: every result is the maximum of other pixels; a comparison each.
-    assert vector_work(pool("1x13x13x16", "1x13x13x16", 13, 1, 6), EDGE) == 169
+    assert vector_floor(pool("1x13x13x16", "1x13x13x16", 13, 1, 6), EDGE) == 169
 
 
 def test_results_that_are_twins_are_made_once() -> None:
     # Every window of 13 covers all of a side of 5.
-    assert vector_work(pool("1x5x5x16", "1x5x5x16", 13, 1, 6), EDGE) == 24
+    assert vector_floor(pool("1x5x5x16", "1x5x5x16", 13, 1, 6), EDGE) == 24
 
 
 def test_windows_along_an_axis() -> None:
@@ -130,31 +137,57 @@ def conv(size: int, channels: tuple[int, int], kernel: int, group: int = 1, stri
 
 
 @pytest.mark.parametrize(
-    ("op", "cycles", "direct"),
+    ("op", "least", "best"),
     [
-        # A result takes two columns' cycles for 24 products, 40 results a pixel.
+        # A result takes two columns' cycles for 24 products, 40 results a pixel. Two pixels are 5
+        # blocks of columns, each of which reads both: three words.
         (conv(8, (24, 40), 1), 64 * 2 * 40 // 16, 64 * 2 * 3),
         # An input is fed twice, to 24 results.
         (conv(8, (144, 24), 1), 64 * 144 * 2 // 16, 64 * 18),
-        # Four results a pixel: half of the products of two pixels fit into one pass.
-        (conv(8, (8, 4), 1), 64 * 4 // 16 * 2, 64),
-        # Depthwise: every input is fed once, to the windows around it.
-        (conv(8, (16, 16), 3, 16), 64, 64 * 9),
-        # A picture of one pixel: one of nine taps is no padding.
-        (conv(1, (16, 16), 3), 16, 144),
+        # Four results a pixel, two pixels a pass.
+        (conv(8, (8, 4), 1), 64 * 4 // 16 * 2, 64 // 2),
+        # Two pixels fill three blocks of columns.
+        (conv(8, (8, 24), 1), 64 * 24 // 16, 64 * 3 // 2),
+        # Depthwise: every input is fed once, to the windows around it. Kernel rows of two pixels of
+        # 8 channels are 32 inputs, or two reads; but the DDR fetches 8 bytes at a time anyway.
+        (conv(8, (16, 16), 3, 16), 64, 64 * 3 * 2 * 2 // 2),
+        # With a stride pixels are too far apart for that.
+        (conv(8, (16, 16), 3, 16, 2), 64, 16 * 9),
+        # A picture of one pixel: one of nine taps is no padding. Its weights are 16 rows.
+        (conv(1, (16, 16), 3), 16, 16),
         # 4 pixels: every weight enters the array by itself, and rows are whole.
         (conv(2, (64, 20), 1), 64 * 20 // 16, 2 * 64),
+        # Groups of 4 to 4 side by side: 4 of them fill the array.
+        (conv(8, (32, 32), 1, 8), 64 * 32 // 16, 64 * 2),
+        # A kernel row of 3 channels is 9 of the array's 16 rows; 27 products are two vectors.
+        (conv(8, (3, 16), 3), 124, 64 * 3),
     ],
 )
-def test_convolutions(op: Operation, cycles: int, direct: int) -> None:
-    assert array_work(op, EDGE)[1] == cycles
-    assert direct_work(op, EDGE) == direct
+def test_convolutions(op: Operation, least: int, best: int) -> None:
+    assert array_floor(op, EDGE)[1] == least
+    assert array_roofline(op, EDGE) == best
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "comparisons"),
+    [(1, 1, 0), (2, 1, 1), (3, 1, 2), (5, 1, 3), (13, 1, 3), (2, 2, 1), (3, 2, 2), (5, 2, 3),
+     (2, 3, 1), (9, 3, 4)],
+)  # fmt: skip
+def test_maxima_of_neighbours(kernel: int, stride: int, comparisons: int) -> None:
+    assert maxima(kernel, stride) == comparisons
+
+
+def test_maxima_one_axis_after_the_other() -> None:
+    # 8 rows of 4 maxima of two columns, then 4 x 4 of two rows.
+    assert vector_roofline(pool("1x8x8x16", "1x4x4x16", 2, 2, 0), EDGE) == 8 * 4 + 16
+    # 3 x 3 at a stride of 2, padded: two comparisons for all 8 rows, two for each result.
+    assert vector_roofline(pool("1x8x8x16", "1x4x4x16", 3, 2, 1), EDGE) == 8 * 4 * 2 + 16 * 2
 
 
 def test_narrow_words_feed_the_array_slowly() -> None:
     op = conv(8, (32, 16), 1)
-    assert array_work(op, EDGE)[1] == 64 * 2
-    assert array_work(op, WIDE)[1] == 64 * 4
+    assert array_floor(op, EDGE)[1] == 64 * 2
+    assert array_floor(op, WIDE)[1] == 64 * 4
 
 
 def record(**given: int) -> dict[str, int]:
@@ -167,14 +200,14 @@ LATENCY = 2 * EDGE.dma_latency * EDGE.core_clock_mhz // EDGE.dma_clock_mhz
 def test_the_networks_bound_is_the_largest_part() -> None:
     last = EDGE.vector_latency + LATENCY // 2
     rows = [record(array_cycles=10, vector_cycles=90), record(array_cycles=80, vector_cycles=20)]
-    bound = network_bound(rows, EDGE)
+    bound = roofline(rows, EDGE)
     assert (bound.array, bound.vector, bound.ddr, bound.limit) == (90, 110, 0, "vector")
     assert bound.cycles == LATENCY + 110 + last
     rows[0]["array_cycles"] = 40
-    bound = network_bound(rows, EDGE)
+    bound = roofline(rows, EDGE)
     assert (bound.limit, bound.cycles) == ("array", LATENCY + 120 + EDGE.mac_latency + last)
     rows[0]["min_ddr_bytes"] = 64000
-    bound = network_bound(rows, EDGE)
+    bound = roofline(rows, EDGE)
     assert (bound.limit, bound.cycles) == ("ddr", LATENCY + 64000 / EDGE.ddr_bytes_per_cycle)
 
 
@@ -185,10 +218,10 @@ def test_weights_that_do_not_fit_are_loaded_behind_the_work_before_them() -> Non
         record(array_cycles=5000, kernel_bytes=much, min_ddr_bytes=much),
     ]
     # The whole of them takes longer than 5000 cycles of work and what is left of them.
-    assert network_bound(rows, EDGE).limit == "ddr"
+    assert roofline(rows, EDGE).limit == "ddr"
     room = EDGE.sram_size + 4 * EDGE.array_size**2 + 3 * (5 * 8 + 2 * 16)
     rows[0]["array_cycles"] = 50000
-    bound = network_bound(rows, EDGE)
+    bound = roofline(rows, EDGE)
     assert (bound.limit, bound.cycles) == ("order", LATENCY + 50000 + (much - room) / rate)
 
 
@@ -198,13 +231,13 @@ def test_work_that_needs_the_last_weight_comes_after_it() -> None:
         record(kernel_bytes=6400, min_ddr_bytes=6400, array_after=700, vector_after=900),
         record(kernel_bytes=6400, min_ddr_bytes=6400, array_after=800, vector_after=300),
     ]
-    assert network_bound(rows, EDGE).order == LATENCY + max(
+    assert roofline(rows, EDGE).order == LATENCY + max(
         6400 / rate + 900, 12800 / rate + max(700, 300)
     )
 
 
 def test_nothing_on_the_chip_has_no_bound() -> None:
-    assert network_bound([record()], EDGE).cycles == 0
+    assert roofline([record()], EDGE).cycles == 0
 
 
 CHAIN = f"""func.func @main(%x: tensor<1x8x8x16x{Q}>) -> tensor<1x32x{Q}> {{
@@ -265,7 +298,7 @@ def test_work_on_the_host_does_not_count() -> None:
     op = binary("mul", "1x5x5x16")
     assert shape_of(op.results[0]) == (1, 5, 5, 16)
     op.attributes["device"] = StringAttr("host")
-    assert vector_work(op, EDGE) == 0
+    assert vector_floor(op, EDGE) == 0
 
 
 @pytest.mark.parametrize("target", ["tiny8", "edge16"])
@@ -277,16 +310,23 @@ def test_no_program_beats_it(target: str, tmp_path: Path) -> None:
     report = make_report(made.package, simulate(made.package))
     conv, pooling, linear = (row for row in report.layers if row.device == "tpu")
     lanes = hardware.vector_lanes
-    # 12 x 12 pixels, 3 channels to 4; at a side two thirds of the products are none of padding.
-    places = ((100, 9), (40, 6), (4, 4))
-    made = sum(count * ceil(3 * taps / lanes) for count, taps in places) * 4 / lanes
-    fed = sum(count * ceil(4 * taps / lanes) for count, taps in places) * 3 / lanes
-    assert conv.array_bound == ceil(max(made, fed))
+    # 12 x 12 pixels, 3 channels to 4: kernel rows of three pixels are 15 inputs to 12 results, of
+    # two pixels 12 inputs to 8.
+    packed = {16: 144 * 3 // 3, 8: 144 * 3 * 2 // 2}
+    assert conv.array_bound == packed[lanes]
     assert conv.vector_bound == 144 * 4 // lanes
     assert (pooling.array_bound, pooling.vector_bound) == (0, 36 * 3 * 4 // lanes)
-    # Five sums of 32 bits for the host; each of 720 weights enters the array.
+    # Five sums of 32 bits for the host; 144 rows of weights enter the array.
     words = ceil(5 * 4 / hardware.sram_word_bytes)
-    assert (linear.array_bound, linear.vector_bound) == (720 // lanes, words)
+    assert (linear.array_bound, linear.vector_bound) == (144, words)
     assert report.vector_bound == conv.vector_bound + pooling.vector_bound + words
     assert report.ratio >= 1
+    # For any program: at a side two thirds of the products are none of padding.
+    places = ((100, 9), (40, 6), (4, 4))
+    sums = sum(count * ceil(3 * taps / lanes) for count, taps in places) * 4 / lanes
+    fed = sum(count * ceil(4 * taps / lanes) for count, taps in places) * 3 / lanes
+    least = ceil(max(sums, fed)) + 720 // lanes
+    rows = made.package.content.program.layer_info
+    assert floor(rows, hardware).array == least
+    assert report.floor <= report.bound
     assert all(row.spans.cycles >= row.bound_cycles > 0 for row in (conv, pooling, linear))

@@ -139,8 +139,8 @@ def _layers(report: Report) -> str:
             ]
         )
     heads = (
-        "layer", "operation", "cycles (simulated)", "", "bound (estimated)", "x bound", "bound by",
-        "limited by", "MACs", "DDR (simulated)", "SRAM",
+        "layer", "operation", "cycles (simulated)", "", "roofline (estimated)", "x bound",
+        "bound by", "limited by", "MACs", "DDR (simulated)", "SRAM",
     )  # fmt: skip
     return f'<div class="scroll">{html_table(heads, rows, (1, 3, 6, 7))}</div>'
 
@@ -161,7 +161,7 @@ def _steps(report: Report) -> str:
         for row in report.steps
     ]
     heads = (
-        "layers", "cycles (simulated)", "bound (estimated)", "x bound", "bound by", "limited by",
+        "layers", "cycles (simulated)", "roofline (estimated)", "x bound", "bound by", "limited by",
         "DDR (simulated)", "SRAM",
     )  # fmt: skip
     return f'<div class="scroll">{html_table(heads, rows, (4, 5))}</div>'

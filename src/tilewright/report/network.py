@@ -1,4 +1,4 @@
-"""The bound of a network, from the records of its layers (docs/concepts/bound.md)."""
+"""Roofline and floor of a network, from the records of its layers (docs/concepts/bound.md)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NetworkBound:
-    """Core cycles that no schedule of the network can beat, and what they are made of."""
+    """Core cycles that the network takes at the least, and what they are made of."""
 
     array: float
     """Sum over the layers."""
@@ -29,15 +29,23 @@ class NetworkBound:
     """Which one: `array`, `vector`, `ddr` or `order`."""
 
 
-def network_bound(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> NetworkBound:
-    """Return the bound of a network.
+def roofline(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> NetworkBound:
+    """Return the network's cycles by the best mapping of every layer.
 
     Args:
         records: one a layer, as `schedule.bound.layer_bounds` makes them; keys left out are zero.
         hardware: the target.
     """
+    return _bound([_Row.of(record, *_ROOFLINE) for record in records], hardware)
+
+
+def floor(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> NetworkBound:
+    """Return the cycles that no program of the network can beat; arguments as of `roofline`."""
+    return _bound([_Row.of(record, *_FLOOR) for record in records], hardware)
+
+
+def _bound(rows: Sequence[_Row], hardware: Hardware) -> NetworkBound:
     rate = hardware.ddr_bytes_per_cycle
-    rows = [_Row.of(record) for record in records]
     array, vector = float(sum(row.array for row in rows)), float(sum(row.vector for row in rows))
     ddr = sum(row.moved for row in rows) / rate
     if not max(array, vector, ddr):
@@ -63,21 +71,22 @@ def binding(array: float, vector: float, ddr: float) -> str:
 
 @dataclass(frozen=True)
 class _Row:
-    array: int
-    vector: int
     moved: int
     kernel: int
     weights_after: int
+    array: int
+    vector: int
     array_after: int
     vector_after: int
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> _Row:
-        keys = (
-            "array_cycles", "vector_cycles", "min_ddr_bytes", "kernel_bytes", "weights_after",
-            "array_after", "vector_after",
-        )  # fmt: skip
-        return cls(*(int(record.get(key, 0)) for key in keys))
+    def of(cls, record: Mapping[str, Any], *work: str) -> _Row:
+        return cls(*(int(record.get(key, 0)) for key in (*_BYTES, *work)))
+
+
+_BYTES = ("min_ddr_bytes", "kernel_bytes", "weights_after")
+_ROOFLINE = ("array_cycles", "vector_cycles", "array_after", "vector_after")
+_FLOOR = ("array_floor", "vector_floor", "array_floor_after", "vector_floor_after")
 
 
 def _weights_last(rows: Sequence[_Row], hardware: Hardware) -> float:

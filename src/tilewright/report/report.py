@@ -1,7 +1,8 @@
-"""The report's figures: what a package costs on its chip, layer by layer, against its bound.
+"""The report's figures: what a package costs on its chip, layer by layer, against its roofline.
 
-Bounds are those of docs/concepts/bound.md; their parts come from the compiler
-(`Program.layer_info`). What limits a layer is found in the retire log (`report.limits`).
+Bounds are rooflines (docs/concepts/bound.md), of the network a floor besides; their parts come from
+the compiler (`Program.layer_info`). What limits a layer is found in the retire log
+(`report.limits`).
 
 Cycles of a layer, with those fused into it: those in which the array, else the vector unit, else
 DMA works for it, and the waits before it (`report.shares`): every cycle is counted once, also where
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.codegen.program import HostStep, LoadStep, Program, StoreStep
 from tilewright.report.limits import NOT_SIMULATED, SLOW, Limit, Spans, layer_spans, limit_of
-from tilewright.report.network import binding, network_bound
+from tilewright.report.network import binding, floor, roofline
 from tilewright.report.shares import cycles_of
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ class Report:
     milliseconds: float
     """The same at the target's clock."""
     bound: float
-    """Cycles no schedule can beat."""
+    """The roofline: cycles by the best mapping of every layer."""
     bound_by: str
     """What sets it: "array", "vector", "ddr" (sums over the layers) or "order" (of the layers)."""
     array_bound: float
@@ -137,9 +138,10 @@ class Report:
     """Cycles, summed over the layers."""
     order_bound: float
     """Cycles, by what must follow what."""
-    direct_cycles: float
-    """What the bound were if the array took one result pixel a pass: packed programs may beat it.
-    """
+    floor: float
+    """Cycles no program can beat, whatever its mappings."""
+    floor_by: str
+    """What sets it; as `bound_by`."""
     macs: int
     array_size: int
     ddr_bytes: int
@@ -170,17 +172,12 @@ class Report:
     @property
     def limit(self) -> str:
         """What sets the bound, in words."""
-        return {"ddr": "DDR", "order": "the order of layers"}.get(self.bound_by, self.bound_by)
+        return in_words(self.bound_by)
 
     @property
     def ratio(self) -> float:
-        """Cycles over bound; 1 is perfect."""
+        """Cycles over bound; 1 is perfect, of the mappings that are counted."""
         return self.cycles / self.bound if self.bound else 0.0
-
-    @property
-    def direct_ratio(self) -> float:
-        """Cycles over those of one result pixel a pass; below 1 where pixels are packed."""
-        return self.cycles / self.direct_cycles if self.direct_cycles else 0.0
 
     @property
     def slow(self) -> list[LayerRow]:
@@ -211,7 +208,6 @@ class Report:
             **content,
             "limit": self.limit,
             "ratio": self.ratio,
-            "direct_ratio": self.direct_ratio,
             "array_use": self.array_use,
             "slow_layers": [row.name for row in self.slow],
             "labels": {
@@ -219,6 +215,7 @@ class Report:
                 "milliseconds": "simulated",
                 "ddr_bytes": "simulated",
                 "bound": "estimated",
+                "floor": "estimated",
                 "sram_peak": "allocated",
             },
         }
@@ -244,7 +241,7 @@ def make_report(
         result = simulation.programs[name]
         spans.add(layer_spans(result, stream, [list(result.layers)])[0])
     ddr_cycles = simulation.ddr_bytes / bandwidth if simulation.programs else 0.0
-    bound = network_bound(info, target)
+    bound, least_of_all = roofline(info, target), floor(info, target)
     layers, steps = _layer_rows(info, simulation, streams, target)
     return Report(
         model=package.content.model_name,
@@ -258,7 +255,8 @@ def make_report(
         ddr_bound=bound.ddr,
         vector_bound=bound.vector,
         order_bound=bound.order,
-        direct_cycles=network_bound([_direct(row) for row in info], target).cycles,
+        floor=least_of_all.cycles,
+        floor_by=least_of_all.limit,
         macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
         array_size=target.array_size,
         ddr_bytes=simulation.ddr_bytes,
@@ -281,9 +279,9 @@ def make_report(
     )
 
 
-def _direct(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a layer's record with the array's cycles of one result pixel a pass."""
-    return {**record, "array_cycles": record.get("direct_cycles", record.get("array_cycles", 0))}
+def in_words(part: str) -> str:
+    """Return the name of a part of a bound as users read it."""
+    return {"ddr": "DDR", "order": "the order of layers"}.get(part, part)
 
 
 def _streams(package: Package, simulation: Simulation) -> dict[str, list[Dispatched]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tilewright.report.limits import SLOW, share
-from tilewright.report.report import LayerRow, Report, StepRow
+from tilewright.report.report import LayerRow, Report, StepRow, in_words
 
 
 def size(count: float) -> str:
@@ -31,12 +31,12 @@ def summary(report: Report) -> list[str]:
         lines += [
             f"  time       {report.cycles:,} cycles, {report.milliseconds:.3f} ms at "
             f"{report.clock_mhz} MHz (simulated)",
-            f"  bound      {report.bound:,.0f} cycles by {report.limit} (estimated); "
+            f"  roofline   {report.bound:,.0f} cycles by {report.limit} (estimated); "
             f"{report.ratio:.2f} x bound",
-            f"  least      array {report.array_bound:,.0f}, vector {report.vector_bound:,.0f}, DDR "
+            f"  parts      array {report.array_bound:,.0f}, vector {report.vector_bound:,.0f}, DDR "
             f"{report.ddr_bound:,.0f}, order {report.order_bound:,.0f} cycles (estimated)",
-            f"  direct     {report.direct_cycles:,.0f} cycles with one pixel a pass of the array "
-            f"(estimated); {report.direct_ratio:.2f} x",
+            f"  floor      {report.floor:,.0f} cycles by {in_words(report.floor_by)} for any "
+            "program (estimated)",
             f"  array      {report.array_use:.1%} of {report.array_size}x{report.array_size} "
             f"used over {_macs(report.macs)} MACs (simulated)",
             f"  DDR        {size(report.ddr_bytes)} moved (simulated), least "

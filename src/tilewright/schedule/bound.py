@@ -1,10 +1,11 @@
-"""The bound: the least a layer can cost on a target, whatever compiles it (docs/concepts/bound.md).
+"""What a layer costs at the least on a target (docs/concepts/bound.md): two figures.
 
-A record a layer: least cycles of the array and of the vector unit, least DDR bytes, and what must
-still happen after the last of its work and after the last of its weights. `report/network.py` makes
-the network's bound of them. Only what can be proven counts: no choice of tiles, of packing or of
-order is assumed. What may be done as part of the layer before it (a table, a clamp) or by DMA alone
-(a reshape, a concatenation) counts nothing.
+Its *roofline* is the best mapping that the instructions have (`schedule/mapping.py`); its *floor*
+holds for every program of the machine, whatever compiles it: only what can be proven counts, no
+choice of tiles, of packing or of order. `report/network.py` makes the network's of them, with what
+must still happen after the last of a layer's work and after the last of its weights. What may be
+done as part of the layer before (a table, a clamp) or by DMA alone (a reshape, a concatenation)
+counts nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
 from tilewright.ir.weights import WeightStore
+from tilewright.schedule.mapping import Reduction, array_cycles, maxima, product_cycles
 from tilewright.schedule.reach import (
     ELEMENTWISE,
     WINDOWS,
@@ -60,22 +62,27 @@ def layer_bounds(
         if op.name not in _CONSTANTS and not isinstance(op, func.ReturnOp)
     ]
     traffic = Traffic(weights)
-    work = [array_work(op, hardware) for op in ops]
+    work = [array_floor(op, hardware) for op in ops]
     moved = [traffic.of(op) for op in ops]
     costs = [
-        Cost(kernel, cycles, vector_work(op, hardware))
-        for op, (_, cycles), (_, kernel) in zip(ops, work, moved, strict=True)
+        Cost(
+            kernel,
+            max(array_roofline(op, hardware), floor),
+            vector_roofline(op, hardware),
+            floor,
+            vector_floor(op, hardware),
+        )
+        for op, (_, floor), (_, kernel) in zip(ops, work, moved, strict=True)
     ]
     # A tensor's rows and columns are found by its shape: NHWC only, as everything on the chip is.
     traced = not any(
         text_of(op, "layout") == "nchw" for op in ops if text_of(op, "device") == "tpu"
     )
-    reach = Reach(ops, costs)
+    reach = Reach(ops if traced else [], costs if traced else [])
     records: list[dict[str, Any]] = []
     for at, (op, cost) in enumerate(zip(ops, costs, strict=True)):
-        works = traced and bool(cost.array or cost.vector)
-        element = reach.after_element(at) if works else After()
-        weight = reach.after_weight(at) if traced and cost.weights else After()
+        element = reach.after_element(at) if traced else After()
+        weight = reach.after_weight(at) if traced else After()
         name = text_of(op, "name")
         records.append(
             {
@@ -84,13 +91,16 @@ def layer_bounds(
                 "device": text_of(op, "device"),
                 "macs": work[at][0],
                 "array_cycles": cost.array,
-                "direct_cycles": direct_work(op, hardware),
                 "vector_cycles": cost.vector,
+                "array_floor": cost.array_floor,
+                "vector_floor": cost.vector_floor,
                 "min_ddr_bytes": moved[at][0],
                 "kernel_bytes": cost.weights,
                 "weights_after": element.weights,
                 "array_after": weight.array,
                 "vector_after": weight.vector,
+                "array_floor_after": weight.array_floor,
+                "vector_floor_after": weight.vector_floor,
                 "sram_bytes": sram_bytes.get(name, 0),
                 "reason": text_of(op, "host"),
                 "nest": nests.get(name, ""),
@@ -99,7 +109,7 @@ def layer_bounds(
     return records
 
 
-def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
+def array_floor(op: Operation, hardware: Hardware) -> tuple[int, int]:
     """Return multiply-accumulates, padding included, and least array cycles (0 for other ops).
 
     In a cycle the array takes `n` elements of activations (its rows, or what a word holds), and
@@ -142,35 +152,45 @@ def array_work(op: Operation, hardware: Hardware) -> tuple[int, int]:
     return 0, 0
 
 
-def direct_work(op: Operation, hardware: Hardware) -> int:
-    """Return the array cycles of an op with one result pixel a pass and whole blocks: no bound.
-
-    What a program that packs no pixels comes down to; depthwise by the diagonal. A step takes the
-    longer of its pixels and the rows of its weights.
-    """
+def array_roofline(op: Operation, hardware: Hardware) -> int:
+    """Return the array cycles of an op by the best mapping (0 for ops that need no array)."""
     kind = op.name.split(".")[-1]
     if text_of(op, "device") != "tpu" or not op.results:
         return 0
-    result, size = shape_of(op.results[0]), hardware.array_size
+    result, item = shape_of(op.results[0]), _item_bytes(op.operands[0])
     if kind in ("conv", "avg_pool") and len(result) == 4:
         rows, columns = axes_of(op)
-        taps = rows.kernel * columns.kernel
-        channels = result[-1 if text_of(op, "layout") == "nhwc" else 1]
-        pixels = prod(result) // channels
-        depth = shape_of(op.operands[1])[1] if kind == "conv" else 1
-        group = group_of(op) if kind == "conv" else channels
-        if group > 1 and depth == 1 and channels == group:
-            return pixels * taps * ceil(channels / size)
-        of_group = channels // group
-        pack = max(1, min(group, size // depth, size // of_group)) if group > 1 else 1
-        blocks = ceil(group / pack) * ceil(pack * of_group / size)
-        deep = pack * depth * taps
-        return blocks * max(pixels * ceil(deep / size), deep)
-    if kind in ("linear", "matmul"):
-        shape = shape_of(op.operands[1])
-        columns, depth = shape if kind == "linear" else shape[:-3:-1]
+        last = text_of(op, "layout") == "nhwc"
+        source, channels = (
+            shape_of(value)[-1 if last else 1] for value in (op.operands[0], op.results[0])
+        )
+        live = [int(axis.inside().any(axis=0).sum()) for axis in (rows, columns)]
+        read = int((rows.uses() > 0).sum() * (columns.uses() > 0).sum())
+        work = Reduction(
+            pixels=prod(result) // channels,
+            columns=columns.target,
+            in_channels=source,
+            out_channels=channels,
+            group=group_of(op) if kind == "conv" else channels,
+            kernel=(live[0], live[1]),
+            stride=columns.stride,
+            dilation=columns.dilation,
+            inputs=result[0] * read,
+            element_bytes=item,
+        )
+        return array_cycles(hardware, work)
+    if kind == "linear":
+        columns, depth = shape_of(op.operands[1])
         rows = prod(result) // columns
-        return ceil(columns / size) * max(rows * ceil(depth / size), depth)
+        return array_cycles(hardware, Reduction(rows, rows, depth, columns, element_bytes=item))
+    if kind == "matmul":
+        left, right = (shape_of(value) for value in op.operands[:2])
+        depth, rows, columns = left[-1], prod(result) // right[-1], prod(result) // left[-2]
+        # Either operand may be the one that the array holds.
+        return min(
+            product_cycles(hardware, rows, depth, right[-1], prod(right[:-2]), item),
+            product_cycles(hardware, columns, depth, left[-2], prod(left[:-2]), item),
+        )
     return 0
 
 
@@ -199,7 +219,31 @@ def live_taps(op: Operation) -> int:
     return rows * columns
 
 
-def vector_work(op: Operation, hardware: Hardware) -> int:
+def vector_roofline(op: Operation, hardware: Hardware) -> int:
+    """Return the vector unit's cycles of an op by the best way known (0 where it need not work).
+
+    Maxima one axis after the other, each of windows that share comparisons; all else takes what
+    any program does.
+    """
+    if text_of(op, "device") != "tpu" or op.name.split(".")[-1] != "max_pool":
+        return vector_floor(op, hardware)
+    shape = shape_of(op.results[0])
+    if len(shape) != 4:
+        return 0
+    rows, columns = axes_of(op)
+    first, then = (maxima(axis.kernel, axis.stride) for axis in (rows, columns))
+    # The pass over one axis is made for what the other still reads.
+    read = [int((axis.uses() > 0).sum()) for axis in (rows, columns)]
+    pixels = rows.target * columns.target
+    cycles = min(
+        read[0] * columns.target * then + pixels * first,
+        read[1] * rows.target * first + pixels * then,
+    )
+    vectors = prod(shape) // pixels * cycles / _taken(op.results[0], hardware)
+    return max(ceil(vectors), vector_floor(op, hardware))
+
+
+def vector_floor(op: Operation, hardware: Hardware) -> int:
     """Return the least cycles of the vector unit of an op (0 where it need not work).
 
     It writes at most a vector, and a word, a cycle; a maximum of many takes a cycle for every two

@@ -1,0 +1,147 @@
+"""The cycles of the best mapping of a layer: what its roofline is made of (docs/concepts/bound.md).
+
+A mapping is uniform: every pass takes `p` horizontally adjacent output pixels of `g` groups, and
+every step `t` kernel columns as one vector. Counted are passes and steps alone, without start-ups,
+words at odd addresses, and what is left of a row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.spec.hardware import Hardware
+
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A convolution, a window sum, or a product with weights: one row of pixels."""
+
+    pixels: int
+    """Of the result, all images."""
+    columns: int
+    """Pixels of a row of it."""
+    in_channels: int
+    out_channels: int
+    group: int = 1
+    kernel: tuple[int, int] = (1, 1)
+    """Rows and columns that ever read anything but padding."""
+    stride: int = 1
+    """Along a row."""
+    dilation: int = 1
+    """Along a row."""
+    inputs: int = 0
+    """Pixels of the operand that windows read, all images."""
+    element_bytes: int = 1
+
+
+def reads(hardware: Hardware, elements: I64, item: int) -> I64:
+    """Return the least cycles in which the array takes a vector, cut into its rows."""
+    blocks = -(-elements // hardware.array_size)
+    return np.maximum(blocks, -(-elements * item // hardware.sram_word_bytes))
+
+
+@lru_cache(maxsize=4096)
+def array_cycles(hardware: Hardware, work: Reduction) -> int:
+    """Return the array's cycles by the best mapping."""
+    best = min(_runs(hardware, work, gathered) for gathered in (True, False))
+    if work.group == work.in_channels == work.out_channels > 1:
+        best = min(best, _diagonal(hardware, work))
+    return best
+
+
+def _diagonal(hardware: Hardware, work: Reduction) -> int:
+    """Return the cycles of channels by themselves: pixels side by side fill the array's width."""
+    taken = min(hardware.array_size, hardware.sram_word_bytes // work.element_bytes)
+    steps = work.pixels * work.kernel[0] * work.kernel[1]
+    if work.stride > 1:
+        return steps * -(-work.group // taken)
+    return -(-steps * work.group // taken)
+
+
+def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> int:
+    """Return the cycles of vectors that are runs of pixels, which meet weights among zeros.
+
+    `gathered`: the tile holds the channels of `g` groups alone, loaded from DDR for that if there
+    are more; else pixels lie as far apart as all channels take.
+    """
+    size, item, group = hardware.array_size, work.element_bytes, work.group
+    deep, of_group = work.in_channels // group, work.out_channels // group
+    rows, columns = work.kernel
+    # With one kernel column pixels of the next row go on where a row ends.
+    most = work.pixels if columns == work.stride == 1 else work.columns
+    # More pixels, or groups, than the array has columns only repeat what fewer do.
+    pixels = np.arange(1, min(most, size) + 1)[:, None]
+    groups = np.arange(1, min(group, size) + 1)[None]
+    own = groups * deep
+    pitch = own if gathered else np.full_like(own, work.in_channels)
+    tiles = -(-group // groups)
+    blocks = -(-pixels * groups * of_group // size)
+    passes = -(-work.pixels // pixels)
+    # A row of weights a cycle, anew for what accumulators hold at a time.
+    loads = -(-passes // hardware.accumulator_rows)
+    least: list[int] = []
+    for taps in range(1, columns + 1):
+        vectors = [
+            ((count - 1) * work.dilation + (pixels - 1) * work.stride) * pitch + own
+            for count in (taps, columns % taps)
+        ]
+        parts = [columns // taps, 1 if columns % taps else 0]
+        words = sum(
+            count * reads(hardware, vector, item)
+            for count, vector in zip(parts, vectors, strict=True)
+        )
+        weights = sum(count * vector for count, vector in zip(parts, vectors, strict=True))
+        streamed = -(-work.pixels * rows * words * blocks * tiles // pixels)
+        cycles = np.maximum(streamed, loads * rows * weights * blocks * tiles)
+        if gathered and group > 1:
+            apart = (taps == 1) & (pixels == 1)
+            cycles = np.maximum(cycles, np.where(apart, 0, _gather(hardware, work, groups)))
+        least.append(int(cycles.min()))
+    return min(least)
+
+
+def _gather(hardware: Hardware, work: Reduction, groups: I64) -> I64:
+    """Return the cycles in which DDR hands over the operand in runs of the channels of `groups`."""
+    unit, item = hardware.ddr_bus_bytes, work.element_bytes * work.in_channels // work.group
+    full, rest = work.group // groups, work.group % groups
+    units = full * -(-groups * item // unit) + -(-rest * item // unit)
+    cycles = work.inputs * units * unit / hardware.ddr_bytes_per_cycle
+    return np.where(groups == work.group, 0, np.ceil(cycles)).astype(np.int64)
+
+
+def product_cycles(
+    hardware: Hardware, rows: int, deep: int, columns: int, images: int, item: int
+) -> int:
+    """Return the array's cycles of a product of activations; `images` matrices are the weights.
+
+    `rows` are those of all images together. Zeros cannot lie among activations: one row a pass.
+    """
+    size = hardware.array_size
+    blocks = -(-columns // size)
+    vector = int(reads(hardware, np.array(deep), item))
+    loads = images * -(-rows // (images * hardware.accumulator_rows))
+    return blocks * max(rows * vector, loads * deep)
+
+
+@lru_cache(maxsize=1024)
+def maxima(kernel: int, stride: int) -> int:
+    """Return the comparisons a maximum of `kernel` neighbours takes, windows `stride` apart.
+
+    The best way that is known: maxima of what windows have in common are made once.
+    """
+    if kernel <= 1:
+        return 0
+    if stride == 1:
+        # Doubling: windows of 2, 4, 8; two that overlap make any other. Or, for long ones, running
+        # maxima from both ends of blocks as long as the window.
+        return min((kernel - 1).bit_length(), 3)
+    blocks, rest = divmod(kernel, stride)
+    if not blocks:
+        return kernel - 1
+    return stride - 1 + maxima(blocks, 1) + rest
