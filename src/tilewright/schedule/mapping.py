@@ -70,40 +70,55 @@ def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> int:
     `gathered`: the tile holds the channels of `g` groups alone, loaded from DDR for that if there
     are more; else pixels lie as far apart as all channels take.
     """
-    size, item, group = hardware.array_size, work.element_bytes, work.group
-    deep, of_group = work.in_channels // group, work.out_channels // group
-    rows, columns = work.kernel
+    size, group = hardware.array_size, work.group
+    columns = work.kernel[1]
     # With one kernel column pixels of the next row go on where a row ends.
     most = work.pixels if columns == work.stride == 1 else work.columns
     # More pixels, or groups, than the array has columns only repeat what fewer do.
     pixels = np.arange(1, min(most, size) + 1)[:, None]
     groups = np.arange(1, min(group, size) + 1)[None]
-    own = groups * deep
-    pitch = own if gathered else np.full_like(own, work.in_channels)
-    tiles = -(-group // groups)
-    blocks = -(-pixels * groups * of_group // size)
-    passes = -(-work.pixels // pixels)
-    # A row of weights a cycle, anew for what accumulators hold at a time.
-    loads = -(-passes // hardware.accumulator_rows)
     least: list[int] = []
     for taps in range(1, columns + 1):
-        vectors = [
-            ((count - 1) * work.dilation + (pixels - 1) * work.stride) * pitch + own
-            for count in (taps, columns % taps)
-        ]
-        parts = [columns // taps, 1 if columns % taps else 0]
-        words = sum(
-            count * reads(hardware, vector, item)
-            for count, vector in zip(parts, vectors, strict=True)
-        )
-        weights = sum(count * vector for count, vector in zip(parts, vectors, strict=True))
-        streamed = -(-work.pixels * rows * words * blocks * tiles // pixels)
-        cycles = np.maximum(streamed, loads * rows * weights * blocks * tiles)
+        words, rows = _tile(hardware, work, (pixels, groups, taps), gathered)
+        words, rows = words * (group // groups), rows * (group // groups)
+        if group > 1:
+            last = _tile(hardware, work, (pixels, group % groups, taps), gathered)
+            words, rows = words + last[0], rows + last[1]
+        passes = -(-work.pixels // pixels)
+        # A row of weights a cycle, anew for what accumulators hold at a time.
+        loads = -(-passes // hardware.accumulator_rows)
+        cycles = np.maximum(-(-work.pixels * words // pixels), loads * rows)
         if gathered and group > 1:
             apart = (taps == 1) & (pixels == 1)
             cycles = np.maximum(cycles, np.where(apart, 0, _gather(hardware, work, groups)))
         least.append(int(cycles.min()))
     return min(least)
+
+
+def _tile(
+    hardware: Hardware, work: Reduction, shape: tuple[I64, I64, int], gathered: bool
+) -> tuple[I64, I64]:
+    """Return the cycles of a pass over a tile and the rows of its weights.
+
+    Args:
+        hardware: the target.
+        work: the layer.
+        shape: pixels of a pass, groups of the tile (0: nothing), and kernel columns of a step.
+        gathered: see `_runs`.
+    """
+    pixels, groups, taps = shape
+    own = groups * (work.in_channels // work.group)
+    pitch = own if gathered else work.in_channels
+    blocks = -(-pixels * groups * (work.out_channels // work.group) // hardware.array_size)
+    words = rows = np.zeros(1, np.int64)
+    whole, rest = divmod(work.kernel[1], taps)
+    for count, step in ((whole, taps), (1, rest)):
+        if step:
+            run = (step - 1) * work.dilation + (pixels - 1) * work.stride
+            vector = run * pitch + own
+            words = words + count * reads(hardware, vector, work.element_bytes)
+            rows = rows + count * vector
+    return work.kernel[0] * blocks * words, work.kernel[0] * blocks * rows
 
 
 def _gather(hardware: Hardware, work: Reduction, groups: I64) -> I64:
