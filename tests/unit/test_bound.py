@@ -180,6 +180,8 @@ def test_maxima_of_neighbours(kernel: int, stride: int, comparisons: int) -> Non
 def test_maxima_one_axis_after_the_other() -> None:
     # 8 rows of 4 maxima of two columns, then 4 x 4 of two rows.
     assert vector_roofline(pool("1x8x8x16", "1x4x4x16", 2, 2, 0), EDGE) == 8 * 4 + 16
+    # 8 channels: rows are dense, two pixels a vector; columns a stride apart are one each.
+    assert vector_roofline(pool("1x8x8x8", "1x4x4x8", 2, 2, 0), EDGE) == 4 * 8 // 2 + 16
     # 3 x 3 at a stride of 2, padded: two comparisons for all 8 rows, two for each result.
     assert vector_roofline(pool("1x8x8x16", "1x4x4x16", 3, 2, 1), EDGE) == 8 * 4 * 2 + 16 * 2
 
@@ -315,7 +317,8 @@ def test_no_program_beats_it(target: str, tmp_path: Path) -> None:
     packed = {16: 144 * 3 // 3, 8: 144 * 3 * 2 // 2}
     assert conv.array_bound == packed[lanes]
     assert conv.vector_bound == 144 * 4 // lanes
-    assert (pooling.array_bound, pooling.vector_bound) == (0, 36 * 3 * 4 // lanes)
+    # Two rows of 12 pixels at a time, then a vector for each of 36 results.
+    assert (pooling.array_bound, pooling.vector_bound) == (0, 6 * 12 * 4 // lanes + 36)
     # Five sums of 32 bits for the host; 144 rows of weights enter the array.
     words = ceil(5 * 4 / hardware.sram_word_bytes)
     assert (linear.array_bound, linear.vector_bound) == (144, words)

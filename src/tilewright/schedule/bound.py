@@ -231,16 +231,19 @@ def vector_roofline(op: Operation, hardware: Hardware) -> int:
     if len(shape) != 4:
         return 0
     rows, columns = axes_of(op)
-    first, then = (maxima(axis.kernel, axis.stride) for axis in (rows, columns))
+    images, channels = shape[0], shape[-1 if text_of(op, "layout") == "nhwc" else 1]
+    taken = _taken(op.results[0], hardware)
+    # Whole rows are dense; pixels apart by a stride are a vector each, or several.
+    dense = channels / taken
+    across = dense if columns.stride == 1 else ceil(channels / taken)
+    down, along = maxima(rows.kernel, rows.stride), maxima(columns.kernel, columns.stride) * across
     # The pass over one axis is made for what the other still reads.
-    read = [int((axis.uses() > 0).sum()) for axis in (rows, columns)]
-    pixels = rows.target * columns.target
+    high, wide = (int((axis.uses() > 0).sum()) for axis in (rows, columns))
     cycles = min(
-        read[0] * columns.target * then + pixels * first,
-        read[1] * rows.target * first + pixels * then,
+        high * columns.target * along + rows.target * columns.target * down * dense,
+        rows.target * wide * down * dense + rows.target * columns.target * along,
     )
-    vectors = prod(shape) // pixels * cycles / _taken(op.results[0], hardware)
-    return max(ceil(vectors), vector_floor(op, hardware))
+    return max(ceil(images * cycles), vector_floor(op, hardware))
 
 
 def vector_floor(op: Operation, hardware: Hardware) -> int:
