@@ -60,8 +60,10 @@ def built(
         tensors: Sequence[TensorSpec],
         *,
         effort: int,
+        goal: str,
     ) -> Plan:
         assert effort
+        assert goal
         return planner(hardware, units, tensors)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -45,8 +45,9 @@ def compiled(
         tensors: Sequence[TensorSpec],
         *,
         effort: int,
+        goal: str,
     ) -> Plan:
-        del effort
+        del effort, goal
         return RandomPlan(hardware, units, tensors, rng).make()
 
     samples = [normal_sample({"x": shape}, rng) for _ in range(2)]

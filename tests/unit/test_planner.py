@@ -8,11 +8,13 @@ from itertools import pairwise
 import pytest
 
 from tests.unit.planner_nets import Net, mobilenet, resnet
+from tilewright.schedule import planner
 from tilewright.schedule.cascade import buffer_of, events_of, held_at, places_of
 from tilewright.schedule.placement import TileDoesNotFit, place_network
 from tilewright.schedule.plan import Plan, Stage, Step
 from tilewright.schedule.planner import UnitDoesNotFitError, plan_network
 from tilewright.schedule.planner_items import items_of
+from tilewright.schedule.planner_memory import activation_bytes
 from tilewright.schedule.rolling import least_capacity
 from tilewright.schedule.tiling import Choice, ConvProblem, choose_conv
 from tilewright.spec.hardware import Hardware, load_target
@@ -146,6 +148,49 @@ def test_effort_0_is_layer_by_layer() -> None:
         assert isinstance(choice, Choice)
         assert step.units == (number,)
         assert step.tilings == (choice.tiling,)
+
+
+def test_the_goal_of_size_takes_the_least_memory_for_activations() -> None:
+    net, hardware = mobilenet(), load_target("edge16_vela_512k")
+    fast = plan_network(hardware, net.units, net.tensors)
+    lean = plan_network(hardware, net.units, net.tensors, goal="size")
+    check(hardware, net, lean)
+    assert lean.activation_bytes == activation_bytes(hardware, net.units, net.tensors, lean)
+    assert lean.activation_bytes <= 354 * 1024 < fast.activation_bytes
+    assert fast.cycles < lean.cycles < 1.2 * fast.cycles
+
+
+def test_activations_by_hand() -> None:
+    net, hardware = Net(), load_target("edge16")
+    x = net.tensor(8, 8, 16, "an argument")
+    net.finish(net.conv(net.conv(x, 32), 16))
+    plan = plan_network(hardware, net.units, net.tensors, effort=0)
+    # Step 0: the argument and its result in DDR, each in a tile besides; step 1 likewise.
+    assert plan.activation_bytes == 2 * (8 * 8 * 16 + 8 * 8 * 32)
+
+
+def test_pixels_that_are_passed_over_are_not_loaded() -> None:
+    problem = ConvProblem(
+        "conv", 1, 28, 28, 256, 14, 14, 128, (1, 1), (2, 2), skips=True
+    )  # fmt: skip
+    loaded = problem.as_loaded()
+    assert (loaded.in_rows, loaded.in_columns, loaded.strides) == (14, 14, (1, 1))
+    held = replace(problem, held=("input",))
+    assert held.as_loaded() is held
+    hardware = load_target("edge16")
+    all_pixels, used = (choose_conv(hardware, item) for item in (problem, loaded))
+    assert isinstance(all_pixels, Choice)
+    assert isinstance(used, Choice)
+    assert used.cost.ddr_bytes < all_pixels.cost.ddr_bytes
+    assert used.cycles < all_pixels.cycles
+
+
+def test_without_room_for_any_plan_every_step_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    net, hardware = small(), load_target("edge16")
+    monkeypatch.setattr(planner, "first_misfit", lambda *_: 0)
+    plan = plan_network(hardware, net.units, net.tensors)
+    assert all(home.ddr and not home.held for home in plan.homes)
+    assert all("plans could be placed" in step.reason for step in plan.steps)
 
 
 def test_plans_are_deterministic() -> None:

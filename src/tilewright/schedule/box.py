@@ -135,10 +135,13 @@ class BoxNoFit:
 
 
 @lru_cache(maxsize=4096)
-def choose_box(hardware: Hardware, problem: BoxProblem, reserved: int = 0) -> BoxChoice | BoxNoFit:
+def choose_box(
+    hardware: Hardware, problem: BoxProblem, reserved: int = 0, limit: int | None = None
+) -> BoxChoice | BoxNoFit:
     """Return the cheapest box that fits, or why there is none.
 
-    `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included.
+    `reserved` bytes of SRAM hold tensors, those of the problem's `held` operands included. With
+    `limit`, tiles of activations take no more bytes than that.
     """
     rank = len(problem.sizes)
     limits = problem.limits or (1 << 30,) * rank
@@ -168,8 +171,10 @@ def choose_box(hardware: Hardware, problem: BoxProblem, reserved: int = 0) -> Bo
         )
         for slots in options:
             tiling = BoxTiling(tile, slots)
-            needed = packed_bytes(hardware, tiling.buffers(hardware, problem), reserved)
-            if needed > hardware.sram_size:
+            buffers = tiling.buffers(hardware, problem)
+            needed = packed_bytes(hardware, buffers, reserved)
+            tiles = sum(b.slots * b.size_bytes for b in buffers if b.role in ("input", "output"))
+            if needed > hardware.sram_size or (limit is not None and tiles > limit):
                 if smallest is None or needed < smallest[0]:
                     smallest = (needed, tiling)
                 continue

@@ -126,3 +126,5 @@ class Plan:
     """Estimated."""
     ddr_bytes: float
     sram_bytes: int
+    activation_bytes: int = 0
+    """SRAM and DDR of activations at the largest instant (`planner_memory.py`)."""

@@ -8,18 +8,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from tilewright.schedule.box import BoxChoice, BoxNoFit, BoxProblem, choose_box
 from tilewright.schedule.plan import Home, Plan, Stage, Step, TensorSpec, UnitSpec
 from tilewright.schedule.planner_cascade import build
 from tilewright.schedule.planner_items import first_misfit
+from tilewright.schedule.planner_memory import activation_bytes
 from tilewright.schedule.planner_network import Network
-from tilewright.schedule.planner_search import EFFORTS, Action, Search, State
+from tilewright.schedule.planner_search import EFFORTS, Action, Effort, Search, Size, State
 from tilewright.schedule.tiling import Choice, NoFit, choose_conv
 from tilewright.spec.hardware import Hardware
 
+Goal = Literal["speed", "size"]
+GOALS: tuple[Goal, ...] = ("speed", "size")
 ATTEMPTS = 12
 """Plans that are placed before all tensors go to DDR."""
+
+
+SLACK = (1.0, 1.1, 1.25)
+"""How much more than the least memory is allowed while what is found cannot be placed."""
 
 
 class UnitDoesNotFitError(Exception):
@@ -32,7 +40,12 @@ class UnitDoesNotFitError(Exception):
 
 
 def plan_network(
-    hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec], *, effort: int = 2
+    hardware: Hardware,
+    units: Sequence[UnitSpec],
+    tensors: Sequence[TensorSpec],
+    *,
+    effort: int = 2,
+    goal: Goal = "speed",
 ) -> Plan:
     """Return steps and homes for a function's units.
 
@@ -42,20 +55,45 @@ def plan_network(
         tensors: between them, by the numbers that the units name.
         effort: 0: every unit by itself, every tensor in DDR; 1: tensors are held; 2: cascades too;
             3: more is tried.
+        goal: `speed`: the fewest cycles, then the fewest bytes of DDR traffic. `size`: the least
+            memory for activations (`Plan.activation_bytes`), then the fewest cycles.
 
     Raises:
         UnitDoesNotFitError: a unit that does not fit however it is cut.
     """
     apart = _layer_by_layer(hardware, units, tensors)
-    if effort == 0 or not units:
-        return apart
-    network = Network(hardware, units, tensors)
+    plan = apart
+    if effort > 0 and units:
+        network = Network(hardware, units, tensors)
+        tried = EFFORTS[min(effort, len(EFFORTS) - 1)]
+        plan = _placed(network, tried, None) if goal == "speed" else _smallest(network, tried)
+        if plan is None and tried.longest:
+            plan = _placed(network, EFFORTS[1], None)
+        if plan is None:
+            why = f"by itself, its tensors in DDR: none of {2 * ATTEMPTS} plans could be placed"
+            steps = tuple(replace(step, reason=why) for step in apart.steps)
+            plan = replace(apart, steps=steps)
+    return replace(plan, activation_bytes=activation_bytes(hardware, units, tensors, plan))
+
+
+def _smallest(network: Network, effort: Effort) -> Plan | None:
+    """Return the fastest plan of those with the least activations, or None."""
+    least = Search(network, effort, {}, Size()).run()
+    if least is None:
+        return None
+    plans = (_placed(network, effort, Size(int(least.peak * slack))) for slack in SLACK)
+    return next((plan for plan in plans if plan is not None), None)
+
+
+def _placed(network: Network, effort: Effort, size: Size | None) -> Plan | None:
+    """Return the first plan found that can be placed, or None."""
+    hardware, units, tensors = network.hardware, network.units, network.tensors
     reserve: dict[int, int] = {}
     for _ in range(ATTEMPTS):
-        state = Search(network, EFFORTS[min(effort, len(EFFORTS) - 1)], reserve).run()
+        state = Search(network, effort, reserve, size).run()
         if state is None:
-            break
-        plan = _Builder(network, state).build()
+            return None
+        plan = _Builder(network, state, grow=size is None).build()
         if isinstance(plan, Plan):
             misfit = first_misfit(hardware, units, tensors, plan)
             if misfit is None:
@@ -65,7 +103,7 @@ def plan_network(
             tight = plan
         for unit in tight:
             reserve[unit] = reserve.get(unit, 0) + hardware.bank_size // 2
-    return apart
+    return None
 
 
 def _layer_by_layer(
@@ -96,8 +134,9 @@ def _layer_by_layer(
 class _Builder:
     """Turns the chain of states into a plan."""
 
-    def __init__(self, network: Network, state: State) -> None:
+    def __init__(self, network: Network, state: State, *, grow: bool) -> None:
         self.network = network
+        self.grow = grow
         self.end = state
         self.states: list[State] = []
         at: State | None = state
@@ -158,7 +197,12 @@ class _Builder:
         if outline is None or action.chain is None:
             return Step(units, action.tilings, reason=reason)
         cascade = build(
-            self.network.hardware, action.chain, outline.rows, outline.skewed, action.reserved
+            self.network.hardware,
+            action.chain,
+            outline.rows,
+            outline.skewed,
+            action.reserved,
+            self.grow,
         )
         if cascade is None:
             return None

@@ -71,6 +71,8 @@ class Outline:
     tail: float
     """Cycles of DDR after the last stage."""
     ddr_bytes: float
+    rolling_bytes: int
+    """Rolling buffers alone."""
 
 
 @dataclass(frozen=True)
@@ -375,7 +377,7 @@ def _outline(
         for read in unit.reads:
             new[read.tensor] = max(new.get(read.tensor, 0), made * read.stride)
             keep[read.tensor] = max(keep.get(read.tensor, 0), read.extent - read.stride)
-    copying = 0.0
+    copying, rolling = 0.0, 0
     for tensor, count in new.items():
         spec = chain.tensors[tensor]
         if tensor in chain.whole or spec.inside is not None:
@@ -387,7 +389,7 @@ def _outline(
         elif skewed:
             kept += max(0, late.get(tensor, 0) - 1) * count
         capacity = min(max(kept + count, 2 * kept), spec.rows + spec.pads[0] + spec.pads[2])
-        used += _bytes(hardware, spec, capacity)
+        rolling += _bytes(hardware, spec, capacity)
         if capacity < spec.rows:
             moved = spec.rows / max(1, count) * kept
             copying += moved * row_bytes(hardware, spec) / hardware.sram_word_bytes
@@ -418,7 +420,7 @@ def _outline(
             tail = max(tail, cycles / rounds + rate.latency_cycles)
         else:
             head += cycles / rounds
-    return Outline(rows, skewed, weights, used, engines, memory, head, tail, ddr)
+    return Outline(rows, skewed, weights, used + rolling, engines, memory, head, tail, ddr, rolling)
 
 
 def _runs(hardware: Hardware, tensor: TensorSpec) -> int:
@@ -431,11 +433,11 @@ def _runs(hardware: Hardware, tensor: TensorSpec) -> int:
 
 @lru_cache(maxsize=1024)
 def build(
-    hardware: Hardware, chain: Chain, rows: int, skewed: bool, reserved: int
+    hardware: Hardware, chain: Chain, rows: int, skewed: bool, reserved: int, grow: bool = True
 ) -> Cascade | None:
     """Return the stages and buffers of a cascade, or None if it does not fit.
 
-    `reserved` bytes hold other tensors.
+    `reserved` bytes hold other tensors. With `grow` buffers take what room is left.
     """
     stages = stages_of(chain, rows, skewed)
     weights, parameters, _ = _fixed(hardware, chain)
@@ -455,7 +457,7 @@ def build(
     if room < 0:
         return None
     room += align(used + reserved, bank) - used - reserved
-    for buffer, of_buffer in events.items():
+    for buffer, of_buffer in events.items() if grow else ():
         room -= _grow(hardware, chain.tensors[buffer], of_buffer, buffer, capacity, room)
     return Cascade(
         tuple(_tiling(hardware, unit, stages, index) for index, unit in enumerate(chain.units)),

@@ -14,7 +14,7 @@ from tilewright.schedule.cost import rates
 from tilewright.schedule.footprint import align
 from tilewright.schedule.planner_cascade import Chain, Outline, outlines
 from tilewright.schedule.planner_network import Network
-from tilewright.schedule.planner_tiles import choose_few
+from tilewright.schedule.planner_tiles import choose_few, tile_bytes
 from tilewright.schedule.tiling import (
     Choice,
     ConvProblem,
@@ -56,6 +56,8 @@ class StepPrice:
     """SRAM, held tensors included."""
     early_bytes: int
     """SRAM of what can be loaded during the step before."""
+    tile_bytes: int
+    """SRAM of tiles of activations and of rolling buffers."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class State:
     """SRAM of the step before."""
     traffic: float = 0.0
     ddr_bytes: float = 0.0
+    peak: int = 0
+    """The most bytes of activations, in SRAM and DDR, of any step so far."""
     before: State | None = field(default=None, repr=False)
     action: Action | None = field(default=None, repr=False)
 
@@ -105,10 +109,25 @@ class State:
         return time, self.ddr_bytes
 
 
+@dataclass(frozen=True)
+class Size:
+    """What is asked of the memory that activations take, in SRAM and DDR together."""
+
+    limit: int | None = None
+    """Bytes that no step may exceed; None: the fewest are wanted."""
+
+
 class Search:
     """Finds the best plan of a network under extra reserves of SRAM by unit."""
 
-    def __init__(self, network: Network, effort: Effort, reserve: dict[int, int]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        effort: Effort,
+        reserve: dict[int, int],
+        size: Size | None = None,
+    ) -> None:
+        self.size = size
         self.network = network
         self.hardware = network.hardware
         self.effort = effort
@@ -127,19 +146,49 @@ class Search:
         start = State(frozenset(), frozenset())
         layers[0][start.held, start.copied] = start
         for position in range(count):
-            states = sorted(layers[position].values(), key=lambda state: state.score)
+            states = sorted(layers[position].values(), key=self._score)
             layers[position] = {}
             for state in states[: self.effort.width]:
                 for following, after in self._following(position, state):
                     place = layers[after]
                     key = (following.held, following.copied)
                     known = place.get(key)
-                    if known is None or following.score < known.score:
+                    if known is None or self._score(following) < self._score(known):
                         place[key] = following
             if states and not any(layers[position + 1 :]):
                 self.failed = position
-        final = sorted(layers[count].values(), key=lambda state: state.score)
+        final = sorted(layers[count].values(), key=self._score)
         return final[0] if final else None
+
+    def _score(self, state: State) -> tuple[float, ...]:
+        """Return what states compare by: less is better."""
+        if self.size is not None and self.size.limit is None:
+            return (state.peak, *state.score)
+        return state.score
+
+    def _memory(self, state: State, first: int, last: int, held: frozenset[int]) -> int:
+        """Return the bytes of activations during a step, beside its tiles and rolling buffers."""
+        total = sum(self._held_bytes(buffer) for buffer in held)
+        made = {
+            self.network.buffer(self.network.units[unit].writes) for unit in range(first, last + 1)
+        }
+        for buffer, item in self.network.buffers.items():
+            if buffer in made:
+                later = item.last_reader > last or item.ddr_only or not item.readers
+                in_ddr = (buffer not in held and later) or item.ddr_needed
+            else:
+                made_later = item.writers and item.writers[0] >= first
+                finished = item.readers and item.last_reader < first
+                alive = not made_later and not finished
+                in_ddr = alive and (buffer not in state.held or buffer in state.copied)
+            total += item.ddr_bytes if in_ddr else 0
+        return total
+
+    def _room(self, state: State, first: int, last: int, held: frozenset[int]) -> int | None:
+        """Return the bytes that tiles may take; None if there is no limit."""
+        if self.size is None or self.size.limit is None:
+            return None
+        return self.size.limit - self._memory(state, first, last, held)
 
     def _following(self, position: int, state: State) -> list[tuple[State, int]]:
         found: list[tuple[State, int]] = []
@@ -159,13 +208,14 @@ class Search:
                 for action in self._cascades(position, last, state, holds):
                     any_fits = True
                     found += self._after(state, action, holds)
-            if not any_fits:
+            # A longer cascade keeps more inside, and may take less memory.
+            if not any_fits and self.size is None:
                 break
         return found
 
     def _pays(self, first: int, last: int) -> bool:
         """Tell whether a tensor inside is too large to be held without ado."""
-        if self.effort.thorough:
+        if self.effort.thorough or self.size is not None:
             return True
         limit = self.hardware.sram_size / 6
         return any(
@@ -212,9 +262,16 @@ class Search:
         reserved = self._reserved(unit, unit, held)
         reads = network.reads(unit)
         flags = tuple(buffer in held for buffer in (*reads, network.buffer(spec.writes)))
-        key = (unit, flags, reserved)
+        room = self._room(state, unit, unit, held)
+        if room is not None:
+            if room < 0:
+                return []
+            # Rounded down so that few values occur.
+            room = min(room, self.hardware.sram_size)
+            room -= room % max(self.hardware.sram_word_bytes, 1 << max(0, room.bit_length() - 4))
+        key = (unit, flags, reserved, room)
         if key not in self._singles:
-            self._singles[key] = self._choose(unit, flags, reserved)
+            self._singles[key] = self._choose(unit, flags, reserved, room)
         target = network.buffer(spec.writes)
         copied = target in holds and network.buffers[target].ddr_needed
         return [
@@ -244,7 +301,7 @@ class Search:
         )
 
     def _choose(
-        self, unit: int, flags: tuple[bool, ...], reserved: int
+        self, unit: int, flags: tuple[bool, ...], reserved: int, room: int | None
     ) -> list[tuple[StepPrice, ConvTiling | BoxTiling | None]]:
         spec, hardware = self.network.units[unit], self.hardware
         problem = spec.problem
@@ -255,7 +312,9 @@ class Search:
             memory = self.rate.transfer(size, len(buffers))
             if reserved > hardware.sram_size // 2:
                 return []
-            return [(StepPrice(memory, memory, 0.0, 0.0, size, hardware.sram_size, 0), None)]
+            return [(StepPrice(memory, memory, 0.0, 0.0, size, hardware.sram_size, 0, 0), None)]
+        if self.size is not None and room is None:
+            return self._smallest(unit, flags, reserved)
         choices: tuple[Choice | BoxChoice, ...]
         if isinstance(problem, ConvProblem):
             names = ("input", "second") if problem.second else ("input",)
@@ -264,7 +323,7 @@ class Search:
             if flags[-1] and self.network.tensors[spec.writes].inside is not None:
                 taken = (*taken, "part")
             problem = replace(problem, held=taken).as_loaded()
-            answer = choose_few(hardware, problem, reserved)
+            answer = choose_few(hardware, problem, reserved, room)
             choices = () if isinstance(answer, NoFit) else answer
         else:
             last = len(problem.operands) - 1
@@ -274,9 +333,20 @@ class Search:
             else:
                 taken = tuple(at for at, flag in zip(places, flags, strict=True) if flag)
                 problem = replace(problem, held=taken)
-            choice = choose_box(hardware, problem, reserved)
+            choice = choose_box(hardware, problem, reserved, room)
             choices = (choice,) if isinstance(choice, BoxChoice) else ()
         return [(self._price(problem, choice, reserved), choice.tiling) for choice in choices]
+
+    def _smallest(
+        self, unit: int, flags: tuple[bool, ...], reserved: int
+    ) -> list[tuple[StepPrice, ConvTiling | BoxTiling | None]]:
+        """Return tilings with small tiles of activations."""
+        room = self.hardware.sram_word_bytes
+        while room < 2 * self.hardware.sram_size:
+            if found := self._choose(unit, flags, reserved, room):
+                return found
+            room *= 2
+        return []
 
     def _price(
         self, problem: ConvProblem | BoxProblem, choice: Choice | BoxChoice, reserved: int
@@ -297,6 +367,7 @@ class Search:
             cost.ddr_bytes,
             packed_bytes(hardware, buffers, reserved),
             early,
+            tile_bytes(buffers),
         )
 
     def _cascades(
@@ -317,7 +388,12 @@ class Search:
         inner = frozenset(made_here - held - stored)
         actions: list[Action] = []
         bank, size = self.hardware.bank_size, self.hardware.sram_size
-        for cascade in reversed(outlines(self.hardware, chain)):
+        room = self._room(state, first, last, held)
+        found_outlines = outlines(self.hardware, chain)
+        smallest = self.size is not None and self.size.limit is None
+        for cascade in found_outlines if smallest else reversed(found_outlines):
+            if room is not None and cascade.rolling_bytes > room:
+                continue
             needed = align(cascade.weight_bytes, bank)
             needed += align(cascade.other_bytes + reserved, bank)
             if needed > size:
@@ -330,6 +406,7 @@ class Search:
                 cascade.ddr_bytes,
                 needed,
                 cascade.weight_bytes,
+                cascade.rolling_bytes,
             )
             for buffer in holds:
                 if self.network.buffers[buffer].ddr_needed:
@@ -358,6 +435,10 @@ class Search:
             buffer for buffer in holds if self.network.buffers[buffer].ddr_needed
         )
         kept = frozenset(b for b in held if self.network.buffers[b].last_reader > action.last)
+        peak = state.peak
+        if self.size is not None:
+            memory = self._memory(state, action.first, action.last, held) + price.tile_bytes
+            peak = max(peak, memory)
         following = State(
             kept,
             copied & kept,
@@ -367,10 +448,13 @@ class Search:
             price.used_bytes,
             state.traffic + price.memory,
             state.ddr_bytes + price.ddr_bytes,
+            peak,
             state,
             action,
         )
         found = [(following, action.last + 1)]
+        if self.size is not None:
+            return found
         # Early readers may take a tensor from SRAM and late ones from DDR.
         for buffer in sorted(kept):
             item = self.network.buffers[buffer]

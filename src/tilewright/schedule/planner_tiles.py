@@ -7,12 +7,14 @@ tallest that fits is enough, and a reduction in parts may be what reads everythi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import ceil
 
 from tilewright.schedule.cost import TRAFFIC_WEIGHT, NestCost
 from tilewright.schedule.footprint import ConvForm, activation_bytes, align
+from tilewright.schedule.placement import TileBuffer
 from tilewright.schedule.tiling import (
     INPUT_LOOPS,
     MAX_EXTENT,
@@ -48,6 +50,13 @@ COUNTS = frozenset((1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128))
 
 
 class _Few(Search):
+    def __init__(
+        self, hardware: Hardware, problem: ConvProblem, reserved: int, limit: int | None
+    ) -> None:
+        super().__init__(hardware, problem, reserved)
+        self.limit = hardware.sram_size if limit is None else limit
+        """Bytes that all tiles of activations may take together."""
+
     def run(self) -> None:
         """Try splitting the reduction more and more, until nothing is to be gained."""
         problem, least = self.problem, self._least()
@@ -103,6 +112,7 @@ class _Few(Search):
         )
         weights = problem.weight_bytes(hardware, form)
         room = hardware.sram_size - self.reserved - align(weights, hardware.bank_size)
+        room = min(room, self.limit)
         if not legal(hardware, problem, base, form):
             return
         widths = [part for part in shares(problem.out_columns) if part <= hardware.accumulator_rows]
@@ -177,10 +187,17 @@ class _Few(Search):
                 second_slots=seconds,
             )
             buffers = candidate.buffers(hardware, problem)
+            if tile_bytes(buffers) > self.limit:
+                continue
             if packed_bytes(hardware, buffers, self.reserved) <= hardware.sram_size:
                 fits = True
                 self.price(candidate, form, loops, times)
         return fits
+
+
+def tile_bytes(buffers: Sequence[TileBuffer]) -> int:
+    """Return the bytes of tiles of activations."""
+    return sum(b.slots * b.size_bytes for b in buffers if b.role in ("input", "output"))
 
 
 def _parts(size: int, unit: int) -> list[int]:
@@ -193,14 +210,14 @@ def _parts(size: int, unit: int) -> list[int]:
 
 @lru_cache(maxsize=8192)
 def choose_few(
-    hardware: Hardware, problem: ConvProblem, reserved: int
+    hardware: Hardware, problem: ConvProblem, reserved: int, limit: int | None = None
 ) -> tuple[Choice, ...] | NoFit:
     """Return cheap tilings that fit beside `reserved` bytes of tensors, or why there is none.
 
-    The first is the best by itself; a second one is better if its first tiles are loaded while the
-    step before works.
+    With `limit`, tiles of activations take no more bytes than that. The first is the best by
+    itself; a second one is better if its first tiles are loaded while the step before works.
     """
-    search = _Few(hardware, problem, reserved)
+    search = _Few(hardware, problem, reserved, limit)
     choice = choose_by(search)
     if isinstance(choice, NoFit):
         return choice

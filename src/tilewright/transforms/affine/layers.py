@@ -24,7 +24,7 @@ from xdsl.ir import Attribute, Block, Region, SSAValue
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.box import BoxNoFit
 from tilewright.schedule.plan import Plan
-from tilewright.schedule.planner import UnitDoesNotFitError, plan_network
+from tilewright.schedule.planner import Goal, UnitDoesNotFitError, plan_network
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.extract import Network, bind, extract
 from tilewright.transforms.affine.nest import Constants, Nest
@@ -53,12 +53,14 @@ class Segment:
         function: func.FuncOp,
         fuse: bool,
         effort: int,
+        goal: Goal,
     ) -> None:
         self.context = context
         self.target = target
         self.function = function
         self.fuse = fuse
         self.effort = effort if fuse else 0
+        self.goal: Goal = goal
         self.added: list[str] = []
         """Constants that became arguments: scalar requantisations, one value a channel."""
         self._scalars: dict[GenericOp, tuple[SSAValue, ...]] = {}
@@ -109,7 +111,9 @@ class Segment:
 
     def _plan(self, network: Network) -> Plan:
         try:
-            return plan_network(self.target, network.specs, network.tensors, effort=self.effort)
+            return plan_network(
+                self.target, network.specs, network.tensors, effort=self.effort, goal=self.goal
+            )
         except UnitDoesNotFitError as error:
             layer, answer = network.units[error.unit].layer, error.answer
             if isinstance(answer, BoxNoFit):

@@ -19,6 +19,7 @@ from tilewright.transforms.affine import bodies, moves, vector
 from tilewright.transforms.affine.convolution import ConvLayer, ConvNest, Join
 from tilewright.transforms.affine.fusion import Joining, find_joining, joined
 from tilewright.transforms.affine.held import Place, SramImage
+from tilewright.transforms.affine.nest import view_of
 from tilewright.transforms.affine.segment import (
     PASS,
     Buffers,
@@ -77,15 +78,25 @@ class ConvWork:
         names = ("input", *(["second"] if self.problem.second else []), "output")
         places = zip(names, (*sources[: len(names) - 1], target), strict=True)
         held = tuple(name for name, place in places if place is not None)
-        tiling = self._choose(buffers, tiling, held)
-        x = sources[0] or nest.reshape(buffers.of(self.source), self.x_shape)
-        layer = self._layer(buffers, tiling, x)
+        work = self if sources[0] else replace(self, problem=self.problem.as_loaded())
+        tiling = work._choose(buffers, tiling, held)
+        x = sources[0] or self._in_ddr(buffers)
+        layer = work._layer(buffers, tiling, x)
         y = target or buffers.target(self.result, self.producer, self.y_shape)
         other = None
         if self.joining is not None:
             second = self.joining.other
             other = sources[1] or nest.reshape(buffers.of(second), self.y_shape)
         ConvNest(nest, layer(y, other)).emit()
+
+    def _in_ddr(self, buffers: Buffers) -> SSAValue:
+        """Return the input in DDR; of one that is mostly passed over, the pixels that are used."""
+        nest, problem = buffers.nest, self.problem
+        x = nest.reshape(buffers.of(self.source), self.x_shape)
+        if not problem.skips:
+            return x
+        sizes = [self.x_shape[0], problem.out_rows, problem.out_columns, problem.in_channels]
+        return nest.view(view_of(x), [0] * 4, sizes, strides=[1, *problem.strides, 1]).value
 
     def begin(self, buffers: Buffers, tiling: Tiling) -> Strip:
         """Append what all rows share; returns what appends some rows."""
@@ -215,6 +226,8 @@ class Reductions:
             result = producer.results[0]
         source, pad = unpadded(reduce)
         problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
+        if problem.kind == "conv" and problem.kernel == (1, 1) and pad is None:
+            problem = replace(problem, skips=max(problem.strides) > 1)
         joining = self._joining(result, op, layer)
         if joining is not None:
             wider, reason = joined(self.target, problem, joining)

@@ -38,6 +38,7 @@ from xdsl.passes import ModulePass
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext, compile_context
+from tilewright.schedule.planner import GOALS, Goal
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.layers import Segment, stored_type
 
@@ -47,7 +48,8 @@ class TileAndBufferizePass(ModulePass):
     """Tile the linalg level for the target's SRAM, and keep what fits there from layer to layer.
 
     Without `fuse` every addition has its own nest, and every tensor lies in DDR; `effort` 0 keeps
-    the latter only. More effort compares more plans.
+    the latter only. More effort compares more plans. The plan has the fewest cycles (`goal`
+    `speed`) or takes the least memory for activations (`size`).
 
     Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
     last arguments; `arg_names` names all arguments and `result_names` the results. A module without
@@ -57,13 +59,15 @@ class TileAndBufferizePass(ModulePass):
     name = "tile-and-bufferize"
     fuse: bool = True
     effort: int = 2
+    goal: str = "speed"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
 
         Raises:
             TilewrightError: E0401 when a layer does not fit SRAM however it is cut, E0402 when the
-            chip has no instruction for it, E0403 for images that are not NHWC.
+            chip has no instruction for it, E0403 for images that are not NHWC, E0702 for a goal
+            that is none.
         """
         context = compile_context(ctx)
         functions = [item for item in op.body.block.ops if isinstance(item, func.FuncOp)]
@@ -72,7 +76,17 @@ class TileAndBufferizePass(ModulePass):
             return
         if context.target is None:
             raise TilewrightError("E0201", "tiling needs a target", [], "give --hardware-config")
-        _Module(context, context.target, op, functions, self.fuse, self.effort).run()
+        goal = _goal(self.goal)
+        _Module(context, context.target, op, functions, self.fuse, self.effort, goal).run()
+
+
+def _goal(name: str) -> Goal:
+    for goal in GOALS:
+        if goal == name:
+            return goal
+    raise TilewrightError(
+        "E0702", f"the goal of a plan must be one of {', '.join(GOALS)}, not `{name}`"
+    )
 
 
 def _on_chip(function: func.FuncOp) -> bool:
@@ -94,6 +108,7 @@ class _Module:
     functions: list[func.FuncOp]
     fuse: bool
     effort: int
+    goal: Goal
 
     def run(self) -> None:
         replaced: list[func.FuncOp] = []
@@ -101,7 +116,9 @@ class _Module:
         for function in self.functions:
             name = function.sym_name.data
             if _on_chip(function):
-                segment = Segment(self.context, self.target, function, self.fuse, self.effort)
+                segment = Segment(
+                    self.context, self.target, function, self.fuse, self.effort, self.goal
+                )
                 replaced.append(segment.build())
                 added[name] = segment.added
             elif name == "main" and function.body.blocks:
