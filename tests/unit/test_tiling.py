@@ -176,11 +176,11 @@ def test_smallest_sram_that_would_do_does() -> None:
     assert isinstance(choose_conv(enough, problem), Choice)
 
 
-def tile(graph: Graph, hardware: Hardware | None, *results: Any) -> list[Any]:
+def tile(graph: Graph, hardware: Hardware | None, *results: Any, effort: int = 2) -> list[Any]:
     module = graph.lowered(*results)
     context = graph.context()
     context.target = hardware
-    TileAndBufferizePass().apply(context, module)
+    TileAndBufferizePass(effort=effort).apply(context, module)
     return context.decisions
 
 
@@ -234,13 +234,28 @@ def test_tiling_needs_a_target() -> None:
         tile(graph, None, y)
 
 
-def test_decisions_say_what_was_chosen_and_what_came_second() -> None:
+def test_decisions_layer_by_layer_say_what_came_second() -> None:
     graph = Graph(x=codes((1, 40, 40, 32)))
     y = graph.conv("conv1", graph.input("x"), np.random.default_rng(0), 64)
     z = graph.top(top.TransposeOp, "turn", [y], codes((1, 64, 38, 38)), perm=[0, 3, 1, 2])
-    decisions = tile(graph, load_target("tiny8"), z)
+    decisions = tile(graph, load_target("tiny8"), z, effort=0)
     by_layer = {item.layer: item for item in decisions}
     assert "pixels" in by_layer["conv1"].reason
     assert "next best" in by_layer["conv1"].reason
     assert by_layer["conv1"].details["sram_bytes"] <= 32768
     assert by_layer["turn"].reason.startswith("tiles of ")
+
+
+def test_decisions_of_a_plan_say_which_step_and_tile_were_chosen() -> None:
+    graph = Graph(x=codes((1, 12, 12, 16)))
+    generator = np.random.default_rng(0)
+    y = graph.conv("conv1", graph.input("x"), generator, 16)
+    z = graph.conv("conv2", y, generator, 16)
+    reasons = {"conv1": "", "conv2": ""}
+    for item in tile(graph, load_target("tiny8"), z):
+        reasons[item.layer] += item.reason + "\n"
+    assert "stay in SRAM until step 1" in reasons["conv1"]
+    assert "conv1 in SRAM" in reasons["conv2"]
+    for reason in reasons.values():
+        assert "chosen with the steps around it" in reason
+        assert "bytes of SRAM" in reason

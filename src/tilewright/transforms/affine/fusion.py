@@ -14,7 +14,8 @@ from xdsl.dialects.builtin import f16, i8
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Block, Operation, SSAValue
 
-from tilewright.schedule.tiling import Choice, ConvProblem, choose_conv
+from tilewright.schedule.planner_tiles import choose_few
+from tilewright.schedule.tiling import ConvProblem, NoFit
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine import vector
 from tilewright.transforms.affine.segment import RESHAPES, element_of, tensor_shape, text
@@ -78,13 +79,13 @@ def joined(
 ) -> tuple[ConvProblem | None, str]:
     """Return the problem of a nest with an operation joined to it, or why it stays alone."""
     both = replace(problem, second=True)
-    together, alone = choose_conv(hardware, both), choose_conv(hardware, problem)
-    if not isinstance(together, Choice):
+    # What the planner asks too: each is worked out once.
+    together, alone = choose_few(hardware, both, 0), choose_few(hardware, problem, 0)
+    if isinstance(together, NoFit):
         return None, "no tile has room for its second operand"
-    if isinstance(alone, Choice):
-        apart = alone.cycles + vector.elementwise_cycles(hardware, joining.op)
-        if apart < together.cycles:
-            return None, (
-                f"two nests are estimated at {apart:.0f} cycles, one at {together.cycles:.0f}"
-            )
+    if not isinstance(alone, NoFit):
+        joint = together[0].cycles
+        apart = alone[0].cycles + vector.elementwise_cycles(hardware, joining.op)
+        if apart < joint:
+            return None, f"two nests are estimated at {apart:.0f} cycles, one at {joint:.0f}"
     return both, ""

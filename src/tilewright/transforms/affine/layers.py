@@ -85,6 +85,7 @@ class Segment:
         buffers = Buffers(self.context, self.target, nest)
         buffers.known.update(zip(old.args, block.args, strict=False))
         buffers.returned = set(results)
+        buffers.apart = self.effort == 0
         added = iter(block.args[len(inputs) :])
         for op in self._scalars:
             count = 1 if element_of(op.results[0]) == f16 else len(CODE_PARAMETERS)

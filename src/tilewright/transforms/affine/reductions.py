@@ -153,25 +153,22 @@ class ConvWork:
     def _choose(
         self, buffers: Buffers, tiling: ConvTiling | None, held: tuple[str, ...]
     ) -> ConvTiling:
-        problem = self.problem
-        reserved = buffers.held_bytes if tiling is None else 0
-        choice = choose_conv(buffers.hardware, problem, reserved)
+        """Return the plan's tiling, or the best by itself; log it."""
+        problem, hardware = self.problem, buffers.hardware
+        choice = None
+        if tiling is None:
+            choice = choose_conv(hardware, problem, buffers.held_bytes)
+        elif buffers.apart:
+            # The plan has asked just this: the answer is known.
+            choice = choose_conv(hardware, problem)
         if tiling is not None and not (isinstance(choice, Choice) and choice.tiling == tiling):
-            own = choice if isinstance(choice, Choice) else None
-            buffers.decide(
-                self.layer,
-                tiling.describe(problem),
-                None,
-                sum(
-                    buffer.slots * buffer.size_bytes
-                    for buffer in tiling.buffers(buffers.hardware, replace(problem, held=held))
-                ),
-                own.tiling.describe(problem) if own else "",
-                own.cycles if own else 0,
-            )
+            tiles = tiling.buffers(hardware, replace(problem, held=held))
+            size = sum(tile.slots * tile.size_bytes for tile in tiles)
+            buffers.decide(self.layer, tiling.describe(problem), None, size)
             return tiling
-        if not isinstance(choice, Choice):
-            raise no_tiling(self.layer, choice, buffers.hardware)
+        assert choice is not None
+        if isinstance(choice, NoFit):
+            raise no_tiling(self.layer, choice, hardware)
         other = choice.runner_up
         buffers.decide(
             self.layer,
@@ -327,7 +324,7 @@ class Reductions:
             self._applied(lut, op)
         if element_of(op.results[0]) == i32:
             return bodies.sum_with_bias, attributes, lut
-        return lambda: bodies.requantising(output), attributes, lut
+        return bodies.requantising(output), attributes, lut
 
     def _half_end(
         self, op: GenericOp

@@ -51,6 +51,8 @@ class Buffers:
     """By channel, of requantisations whose own are scalars."""
     outputs: list[SSAValue] = field(default_factory=list[SSAValue])
     """Results of the function that are copies of other tensors."""
+    apart: bool = False
+    """Every layer is by itself, its tensors in DDR: the best tiling of each is its own."""
     held_bytes: int = 0
     """SRAM that tensors take during the current step."""
 
@@ -150,8 +152,6 @@ class Buffers:
         reason = f"{what}; {sram} bytes of SRAM"
         if cycles is None:
             reason += "; chosen with the steps around it"
-            if other:
-                reason += f" (next best, by itself and from DDR: {other}, {other_cycles:.0f})"
             self.context.decide(layer, PASS, True, reason, sram_bytes=sram)
             return
         reason += f"; estimated {cycles:.0f} cycles"

@@ -17,6 +17,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.box import (
     BoxAxis,
     BoxChoice,
+    BoxNoFit,
     BoxOperand,
     BoxProblem,
     BoxTiling,
@@ -64,22 +65,17 @@ def choose(
     Raises:
         TilewrightError: E0401, nothing fits.
     """
-    reserved = buffers.held_bytes if tiling is None else 0
-    choice = choose_box(buffers.hardware, problem, reserved)
+    hardware, choice = buffers.hardware, None
+    if tiling is None or buffers.apart:
+        choice = choose_box(hardware, problem, 0 if tiling is not None else buffers.held_bytes)
     if tiling is not None and not (isinstance(choice, BoxChoice) and choice.tiling == tiling):
-        own = choice if isinstance(choice, BoxChoice) else None
-        asked = replace(problem, held=held)
-        buffers.decide(
-            layer,
-            _describe(problem, tiling),
-            None,
-            sum(item.slots * item.size_bytes for item in tiling.buffers(buffers.hardware, asked)),
-            "x".join(map(str, own.tiling.tile)) if own else "",
-            own.cycles if own else 0,
-        )
+        tiles = tiling.buffers(hardware, replace(problem, held=held))
+        size = sum(item.slots * item.size_bytes for item in tiles)
+        buffers.decide(layer, _describe(problem, tiling), None, size)
         return tiling
-    if not isinstance(choice, BoxChoice):
-        raise out_of_memory(layer, choice.buffers, choice.needed_bytes, buffers.hardware)
+    assert choice is not None
+    if isinstance(choice, BoxNoFit):
+        raise out_of_memory(layer, choice.buffers, choice.needed_bytes, hardware)
     other = choice.runner_up
     buffers.decide(
         layer,
