@@ -145,11 +145,12 @@ class Program:
     """One a layer in execution order, for reports.
 
     Keys: `name`; `op`; `device` ("tpu" or "host"); `macs` (useful multiply-accumulates);
-    `array_cycles`, `vector_cycles` (by the best mapping), `array_floor`, `vector_floor` (for any
-    program); `min_ddr_bytes` (weights and parameters once, and what passes between host and chip),
-    `kernel_bytes` of them weights; `weights_after` (bytes of weights used after its last element,
-    whichever that is), `array_after`, `vector_after` (cycles of work that needs its last weight,
-    whichever that is), `array_floor_after`, `vector_floor_after`;
+    `array_cycles`, `vector_cycles` (by the best mapping), `mapping` (of the array, in words),
+    `array_floor`, `vector_floor` (for any program); `min_ddr_bytes` (weights and parameters once,
+    and what passes between host and chip), `kernel_bytes` of them weights; `weights_after` (bytes
+    of weights used after its last element, whichever that is), `array_after`, `vector_after`
+    (cycles of work that needs its last weight, whichever that is), `array_floor_after`,
+    `vector_floor_after`;
     `sram_bytes`; `reason` (host layers); `nest`: the layer whose loop nest it runs in, "" if that
     is its own; `step`: the step of the plan, where it is known.
     """

@@ -128,7 +128,9 @@ def _layers(report: Report) -> str:
                 escape(row.op),
                 f"{row.cycles:,}" if row.device == "tpu" else '<span class="host">host</span>',
                 f'<span class="bar" style="width:{100 * row.cycles / longest:.0f}px"></span>',
-                f"{row.bound_cycles:,.0f}" if row.bound_cycles else "",
+                f'<span title="{escape(row.mapping, quote=True)}">{row.bound_cycles:,.0f}</span>'
+                if row.bound_cycles
+                else "",
                 ratio,
                 row.limit if row.bound_cycles else "",
                 f'<span title="{escape(row.limited.why, quote=True)}">'

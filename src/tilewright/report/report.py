@@ -60,6 +60,9 @@ class LayerRow:
     """Where the cycles of its span go, engine by engine."""
     limited: Limit = NOT_SIMULATED
     """What limits it."""
+    mapping: str = ""
+    """How the array's part of the roofline lays it on the array: pixels of a pass, groups, kernel
+    columns of a step; "plain", "diagonal"."""
     step: int = -1
     """The step of the plan it is part of (docs/concepts/groups.md); -1 where none is known."""
 
@@ -378,6 +381,7 @@ def _layer_rows(
                 ddr_bound=ddr,
                 spans=span,
                 limited=limit_of(span, moved_bytes / bandwidth, array, vector),
+                mapping=str(head.get("mapping", "")),
                 step=int(head.get("step", -1)),
             )
         )

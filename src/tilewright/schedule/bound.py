@@ -21,7 +21,7 @@ from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects.quant import shape_of
 from tilewright.ir.weights import WeightStore
-from tilewright.schedule.mapping import Reduction, array_cycles, maxima, product_cycles
+from tilewright.schedule.mapping import Mapping, Reduction, best_mapping, maxima, product_cycles
 from tilewright.schedule.reach import (
     ELEMENTWISE,
     WINDOWS,
@@ -64,15 +64,16 @@ def layer_bounds(
     traffic = Traffic(weights)
     work = [array_floor(op, hardware) for op in ops]
     moved = [traffic.of(op) for op in ops]
+    mappings = [array_mapping(op, hardware) for op in ops]
     costs = [
         Cost(
             kernel,
-            max(array_roofline(op, hardware), floor),
+            max(mapping.cycles if mapping else 0, floor),
             vector_roofline(op, hardware),
             floor,
             vector_floor(op, hardware),
         )
-        for op, (_, floor), (_, kernel) in zip(ops, work, moved, strict=True)
+        for op, mapping, (_, floor), (_, kernel) in zip(ops, mappings, work, moved, strict=True)
     ]
     # A tensor's rows and columns are found by its shape: NHWC only, as everything on the chip is.
     traced = not any(
@@ -92,6 +93,7 @@ def layer_bounds(
                 "macs": work[at][0],
                 "array_cycles": cost.array,
                 "vector_cycles": cost.vector,
+                "mapping": str(mappings[at] or ""),
                 "array_floor": cost.array_floor,
                 "vector_floor": cost.vector_floor,
                 "min_ddr_bytes": moved[at][0],
@@ -152,11 +154,11 @@ def array_floor(op: Operation, hardware: Hardware) -> tuple[int, int]:
     return 0, 0
 
 
-def array_roofline(op: Operation, hardware: Hardware) -> int:
-    """Return the array cycles of an op by the best mapping (0 for ops that need no array)."""
+def array_mapping(op: Operation, hardware: Hardware) -> Mapping | None:
+    """Return the best mapping of an op on the array, if it needs it."""
     kind = op.name.split(".")[-1]
     if text_of(op, "device") != "tpu" or not op.results:
-        return 0
+        return None
     result, item = shape_of(op.results[0]), _item_bytes(op.operands[0])
     if kind in ("conv", "avg_pool") and len(result) == 4:
         rows, columns = axes_of(op)
@@ -178,20 +180,21 @@ def array_roofline(op: Operation, hardware: Hardware) -> int:
             inputs=result[0] * read,
             element_bytes=item,
         )
-        return array_cycles(hardware, work)
+        return best_mapping(hardware, work)
     if kind == "linear":
         columns, depth = shape_of(op.operands[1])
         rows = prod(result) // columns
-        return array_cycles(hardware, Reduction(rows, rows, depth, columns, element_bytes=item))
+        return best_mapping(hardware, Reduction(rows, rows, depth, columns, element_bytes=item))
     if kind == "matmul":
         left, right = (shape_of(value) for value in op.operands[:2])
         depth, rows, columns = left[-1], prod(result) // right[-1], prod(result) // left[-2]
         # Either operand may be the one that the array holds.
-        return min(
+        cycles = min(
             product_cycles(hardware, rows, depth, right[-1], prod(right[:-2]), item),
             product_cycles(hardware, columns, depth, left[-2], prod(left[:-2]), item),
         )
-    return 0
+        return Mapping(cycles, 1, 1, 1)
+    return None
 
 
 def _taken(value: SSAValue, hardware: Hardware) -> int:

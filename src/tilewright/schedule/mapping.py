@@ -40,6 +40,27 @@ class Reduction:
     element_bytes: int = 1
 
 
+@dataclass(frozen=True, order=True)
+class Mapping:
+    """How a layer is laid on the array."""
+
+    cycles: int
+    pixels: int
+    """Output pixels of a pass."""
+    groups: int
+    """Groups of a pass."""
+    taps: int
+    """Kernel columns of a step."""
+    diagonal: bool = False
+    """Channels by themselves; then `groups` are all of them."""
+
+    def __str__(self) -> str:
+        if self.diagonal:
+            return "diagonal"
+        parts = ((self.pixels, "pixels"), (self.groups, "groups"), (self.taps, "kernel columns"))
+        return " x ".join(f"{count} {what}" for count, what in parts if count > 1) or "plain"
+
+
 def reads(hardware: Hardware, elements: I64, item: int) -> I64:
     """Return the least cycles in which the array takes a vector, cut into its rows."""
     blocks = -(-elements // hardware.array_size)
@@ -47,11 +68,12 @@ def reads(hardware: Hardware, elements: I64, item: int) -> I64:
 
 
 @lru_cache(maxsize=4096)
-def array_cycles(hardware: Hardware, work: Reduction) -> int:
-    """Return the array's cycles by the best mapping."""
+def best_mapping(hardware: Hardware, work: Reduction) -> Mapping:
+    """Return the mapping of the fewest cycles of the array; of equal ones the plainest."""
     best = min(_runs(hardware, work, gathered) for gathered in (True, False))
     if work.group == work.in_channels == work.out_channels > 1:
-        best = min(best, _diagonal(hardware, work))
+        diagonal = Mapping(_diagonal(hardware, work), 1, work.group, 1, True)
+        best = diagonal if diagonal.cycles <= best.cycles else best
     return best
 
 
@@ -64,8 +86,8 @@ def _diagonal(hardware: Hardware, work: Reduction) -> int:
     return -(-steps * work.group // taken)
 
 
-def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> int:
-    """Return the cycles of vectors that are runs of pixels, which meet weights among zeros.
+def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> Mapping:
+    """Return the best mapping of vectors that are runs of pixels, which meet weights among zeros.
 
     `gathered`: the tile holds the channels of `g` groups alone, loaded from DDR for that if there
     are more; else pixels lie as far apart as all channels take.
@@ -77,7 +99,7 @@ def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> int:
     # More pixels, or groups, than the array has columns only repeat what fewer do.
     pixels = np.arange(1, min(most, size) + 1)[:, None]
     groups = np.arange(1, min(group, size) + 1)[None]
-    least: list[int] = []
+    least: list[Mapping] = []
     for taps in range(1, columns + 1):
         words, rows = _tile(hardware, work, (pixels, groups, taps), gathered)
         words, rows = words * (group // groups), rows * (group // groups)
@@ -91,7 +113,8 @@ def _runs(hardware: Hardware, work: Reduction, gathered: bool) -> int:
         if gathered and group > 1:
             apart = (taps == 1) & (pixels == 1)
             cycles = np.maximum(cycles, np.where(apart, 0, _gather(hardware, work, groups)))
-        least.append(int(cycles.min()))
+        row, column = divmod(int(cycles.argmin()), cycles.shape[1])
+        least.append(Mapping(int(cycles[row, column]), row + 1, column + 1, taps))
     return min(least)
 
 
