@@ -67,7 +67,13 @@ class CompileOptions:
     """Measured times to schedule by: a waveform of the program that is compiled without them, or a
     module with `tpu.timing_constraint`s."""
     fuse: bool = True
-    """Let additions join the loop nests of the layers that make their operands."""
+    """Let additions join the loop nests of the layers that make their operands, and tensors stay in
+    SRAM from layer to layer."""
+    level: Literal[0, 1, 2, 3] = 2
+    """How much is tried for a fast program: 0, layer by layer; 3, everything. The results are the
+    same."""
+    optimise: Literal["speed", "size"] = "speed"
+    """`size`: the least memory for activations comes before cycles."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -132,6 +138,8 @@ def build(
             activations=options.activations,
             timing=options.timing,
             fuse=options.fuse,
+            level=options.level,
+            goal=options.optimise,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
@@ -144,6 +152,7 @@ def build(
             asked["timing"] = readable(options.timing.name)
         if not options.fuse:
             asked["fusion"] = "off"
+        asked |= {"level": options.level, "optimise": options.optimise}
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(
@@ -306,6 +315,8 @@ def compile(
     preprocess: Preprocess | str | None = None,
     dtype: Literal["int8", "fp16", "float32"] = "int8",
     activations: Literal["symmetric", "asymmetric"] = "symmetric",
+    level: Literal[0, 1, 2, 3] = 2,
+    optimise: Literal["speed", "size"] = "speed",
 ) -> Package:
     """Compile a model for a chip.
 
@@ -320,6 +331,8 @@ def compile(
         dtype: Number type of the activations: int8, fp16 where the target has it, or float32 on
             the host alone.
         activations: `asymmetric` gives values that cannot be negative all 256 codes.
+        level: How much is tried for a fast program, 0 to 3; the results are the same.
+        optimise: `speed`, or `size`: the least memory for activations.
 
     Raises:
         TilewrightError: the model, the samples or the target do not allow it.
@@ -334,6 +347,8 @@ def compile(
         preprocess=parse_preprocess(preprocess) if isinstance(preprocess, str) else preprocess,
         dtype=dtype,
         activations=activations,
+        level=level,
+        optimise=optimise,
     )
     hardware = target if isinstance(target, Hardware) else load_target(target)
     return build(model, hardware, options).package

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tilewright.diagnostics import TilewrightError
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 LEVELS = ("top", "quant", "linalg", "affine", "tpu")
 """Levels a compile keeps, in order."""
 
+Level = Literal[0, 1, 2, 3]
+Goal = Literal["speed", "size"]
 Progress = Callable[[str, float], None]
 """Called with the phase's name and the fraction of the compile done before it."""
 
@@ -110,6 +112,17 @@ def front_end(
     return FrontEnd(context, Stage(module, context.weights.copy()), seconds)
 
 
+def _level_options(level: Level, goal: Goal, fuse: bool) -> dict[str, str]:
+    """Return the options of passes for a level of optimisation."""
+    fuse = fuse and level > 0
+    options = {"tile-and-bufferize": f"fuse={str(fuse).lower()} effort={level} goal={goal}"}
+    if level == 0:
+        options["schedule-instructions"] = "max-instructions=1"
+    elif level == max(get_args(Level)):
+        options["schedule-instructions"] = "max-instructions=0"
+    return options
+
+
 def _require_dtype(target: Hardware, dtype: str) -> None:
     """Raise E0402 if the target does not compute in `dtype`."""
     if dtype not in target.dtypes:
@@ -148,6 +161,8 @@ def compile_model(
     preprocessing: dict[str, Any] | None = None,
     timing: Path | None = None,
     fuse: bool = True,
+    level: Level = 2,
+    goal: Goal = "speed",
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -167,7 +182,12 @@ def compile_model(
         preprocessing: recorded in the calibration table.
         timing: measured times to schedule by: a waveform of the program that is compiled without
             them, or a module with `tpu.timing_constraint`s.
-        fuse: let additions join the loop nests of the layers that make their operands.
+        fuse: let additions join the loop nests of the layers that make their operands, and tensors
+            stay in SRAM from layer to layer.
+        level: how much is tried for a fast program: 0, layer by layer, in the order of its tiles;
+            1, tensors are held in SRAM and instructions reordered; 2, cascades too; 3, more plans,
+            and programs of any length are reordered. The results are the same.
+        goal: `speed`, or `size`: the least memory for activations. Level 0 has no choice.
         progress: see `Progress`.
 
     Raises:
@@ -213,10 +233,7 @@ def compile_model(
         seconds["calibrate"] = time.perf_counter() - start
     write_attribute(module, table)
     stages: dict[str, Stage] = {"top": top}
-    passes = {
-        "quantize": f"activations={activations}",
-        "tile-and-bufferize": f"fuse={str(fuse).lower()}",
-    }
+    passes = {"quantize": f"activations={activations}", **_level_options(level, goal, fuse)}
     for share, phase, level in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),

@@ -251,3 +251,37 @@ def test_without_fusion_every_addition_has_its_own_nest(
         assert main(["explain", out, "sum"]) == 0
         assert ("joins the nest of b" in capsys.readouterr().out) == (not more)
     assert cycles[0] < cycles[1]
+
+
+def test_levels_of_optimisation_give_the_same_results(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with np.load(samples) as arrays:
+        x = arrays["x"][0][None]
+    found: list[Any] = []
+    for level in range(4):
+        out = tmp_path / f"{level}.tpupkg"
+        assert main(_compile(model, samples, out, f"-O{level}", "--no-simulate")) == 0
+        package = tilewright.load(out)
+        assert package.content.options["level"] == level
+        found.append(package.run(x)["y"])
+        reasons = " ".join(item["reason"] for item in package.content.decisions)
+        assert ("in SRAM until step" in reasons) == (level > 0)
+        assert ("are above max-instructions" in reasons) == (level == 0)
+    assert all(np.array_equal(item, found[0]) for item in found)
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "3.tpupkg")]) == 0
+    assert "level 3, optimise speed" in capsys.readouterr().out
+
+
+def test_optimising_for_size(
+    model: Path, samples: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out = tmp_path / "s.tpupkg"
+    assert main(_compile(model, samples, out, "--optimise", "size", "--no-simulate")) == 0
+    assert tilewright.load(out).content.options["optimise"] == "size"
+    for alone in ("-O0", "--no-fusion"):
+        bad = tmp_path / "bad.tpupkg"
+        assert main(_compile(model, samples, bad, "--optimise", "size", alone)) == 2
+        assert "nothing to choose" in capsys.readouterr().err
+        assert not bad.exists()

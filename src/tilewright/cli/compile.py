@@ -72,9 +72,19 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="schedule by measured times: a waveform (VCD, FST) of the program compiled without "
         "this option, or a .mlir file with tpu.timing_constraint operations",
     )  # fmt: skip
-    parser.add_argument(
+    speed = parser.add_argument_group("optimisation (never changes a result)")
+    speed.add_argument(
+        "-O", dest="level", type=int, choices=(0, 1, 2, 3), default=2, metavar="LEVEL",
+        help="0 layer by layer; 1 tensors stay in SRAM, instructions reordered; 2 layers take "
+        "turns row by row too (default); 3 more plans, programs of any length reordered",
+    )  # fmt: skip
+    speed.add_argument(
+        "--optimise", choices=("speed", "size"), default="speed",
+        help="speed (default), or size: the least memory for activations, then speed",
+    )  # fmt: skip
+    speed.add_argument(
         "--no-fusion", action="store_true",
-        help="every addition in a loop nest of its own, its operands in DDR",
+        help="every layer and addition in a loop nest of its own, its operands in DDR",
     )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
@@ -138,6 +148,12 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         calibration = inputs(
             options.model[4:], min(32, options.calibration_samples), seed=1
         ).samples()
+    if options.optimise == "size" and (options.level == 0 or options.no_fusion):
+        raise UsageError(
+            "E0702",
+            "--optimise size has nothing to choose when every layer is by itself",
+            hint="leave out -O0 and --no-fusion",
+        )
     levels = {"all": LEVELS, "none": ()}.get(keep_ir, tuple(filter(None, keep_ir.split(","))))
     for level in levels:
         if level not in LEVELS:
@@ -155,6 +171,8 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         activations=options.activations,
         timing=options.timing_constraints,
         fuse=not options.no_fusion,
+        level=options.level,
+        optimise=options.optimise,
         keep_ir=levels,
     )
 

@@ -45,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     print(f"package   {options.package} ({size(options.package.stat().st_size)})")
     print(f"model     {content.model_name} (SHA3-256 {content.model_sha3[:16]}...)")
     print(f"target    {content.target.name} (digest {content.target.digest()[:16]}...)")
+    asked = ", ".join(f"{key} {_words(value)}" for key, value in content.options.items())
+    print(f"options   {asked}")
     for kind, ports in (("input", program.inputs), ("output", program.outputs)):
         for port in ports:
             print(f"{kind:<10}{port.name}: {port.dtype} {'x'.join(map(str, port.shape))}")
@@ -101,6 +103,10 @@ def run(options: argparse.Namespace) -> int:
             )
         )
     return 0
+
+
+def _words(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def summarise(content: Any, path: Path) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def joined(
     """Return the problem of a nest with an operation joined to it, or why it stays alone."""
     both = replace(problem, second=True)
     # What the planner asks too: each is worked out once.
-    together, alone = choose_few(hardware, both, 0), choose_few(hardware, problem, 0)
+    together, alone = (choose_few(hardware, item.as_loaded(), 0, None) for item in (both, problem))
     if isinstance(together, NoFit):
         return None, "no tile has room for its second operand"
     if not isinstance(alone, NoFit):
