@@ -13,8 +13,8 @@ each fed with the quant level's codes, so a fault shows in the segment that has 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +65,9 @@ class Comparison:
     """Worst first."""
     only_first: list[str]
     """Layers the second level has no value of (folded, or kept on the chip)."""
+    in_sram: list[str] = field(default_factory=list[str])
+    """Of these, the results that a level of buffers keeps in SRAM from their writer to their last
+    reader: a compile without fusion has them in DDR, where they are compared."""
 
     @property
     def exact(self) -> bool:
@@ -231,7 +234,30 @@ def compare(compiled: Compiled, first: str, second: str, inputs: Mapping[str, Ar
             -item.differing / max(1, item.elements),
         )
     )
-    return Comparison(first, second, layers, [name for name in left if name not in right])
+    missing = [name for name in left if name not in right]
+    held = results_in_sram(compiled, missing) if second in ("affine", "tpu") else []
+    return Comparison(first, second, layers, missing, held)
+
+
+def results_in_sram(compiled: Compiled, missing: Iterable[str]) -> list[str]:
+    """Return which of the layers that a level of buffers has no value of end a loop nest.
+
+    What stands before the end of a nest is never a tensor of its own, nor is a layer without
+    instructions (a reshape).
+    """
+    working = {
+        part
+        for step in compiled.program.tpu_steps
+        for layer in step.layers
+        for part in layer.split("+")
+    }
+    ends: dict[str, str] = {}
+    for row in compiled.program.layer_info:
+        nest = str(row.get("nest") or row.get("name"))
+        if nest in working:
+            ends[nest] = str(row.get("name"))
+    results = set(ends.values())
+    return [name for name in missing if name in results]
 
 
 def _dequantise(array: Array, scale: tuple[float, int]) -> Array:

@@ -54,6 +54,23 @@ def test_a_wrong_weight_is_seen_and_named(made: Build):
     assert compare(compiled, "quant", "tpu", SAMPLES[0]).exact
 
 
+@pytest.mark.parametrize("level", ["affine", "tpu"])
+def test_results_that_stay_in_sram_are_named(made: Build, level: str, tmp_path: Path):
+    path = tmp_path / "small.onnx"
+    path.write_bytes(small_cnn())
+    options = CompileOptions(calibration=SAMPLES, fuse=False)
+    apart = compare(
+        _compiled(build(path, load_target("tiny8"), options)), "quant", level, *SAMPLES[:1]
+    )
+    found = compare(_compiled(made), "quant", level, SAMPLES[0])
+    seen = {item.layer for item in found.layers}
+    # Exactly those that the compile without fusion shows besides.
+    assert set(found.in_sram) == {item.layer for item in apart.layers} - seen
+    assert found.in_sram
+    assert not apart.in_sram
+    assert set(found.in_sram) <= set(found.only_first)
+
+
 def test_float_against_int8(made: Build):
     found = compare(_compiled(made), "float", "quant", SAMPLES[0])
     assert "fc" in {layer.layer for layer in found.layers}

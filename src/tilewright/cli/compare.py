@@ -6,6 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+NAMED = 6
+"""Results that were not compared, listed by name."""
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
@@ -72,6 +75,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         for item in found:
             print(_text(item, options.rows))
+            if item.in_sram:
+                print(_unseen(item))
     return 1 if agrees is False else 0
 
 
@@ -120,6 +125,17 @@ def _relative(item: Any, worst: list[Any]) -> str:
         "lrrr",
     )
     return f"{verdict} (tolerance 2^-9 of the largest magnitude), worst first\n{body}"
+
+
+def _unseen(item: Any) -> str:
+    """Return which results could not be compared, and how they can be."""
+    names = item.in_sram[:NAMED]
+    more = len(item.in_sram) - len(names)
+    listed = ", ".join(names) + (f" and {more} more (--json has all)" if more else "")
+    return (
+        f"  not compared: {len(item.in_sram)} results that never leave SRAM: {listed}\n"
+        f"  --no-fusion compiles the same integers with all of them in DDR"
+    )
 
 
 def _text(item: Any, rows: int) -> str:
