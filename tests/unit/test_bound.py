@@ -313,6 +313,10 @@ def test_no_program_beats_it(target: str, tmp_path: Path) -> None:
     made = build(path, hardware, CompileOptions(random_calibration=True))
     report = make_report(made.package, simulate(made.package))
     conv, pooling, linear = (row for row in report.layers if row.device == "tpu")
+    # Every layer knows its step of the plan.
+    steps = [row.step for row in (conv, pooling, linear)]
+    assert steps == sorted(steps)
+    assert steps[0] == 0
     lanes = hardware.vector_lanes
     # 12 x 12 pixels, 3 channels to 4: kernel rows of three pixels are 15 inputs to 12 results, of
     # two pixels 12 inputs to 8.
