@@ -147,6 +147,7 @@ def measure(model: str, target: str, count: int) -> dict[str, Any]:
                 "cycles": row.cycles,
                 "ratio": round(row.ratio, 3),
                 "bound_by": row.limit,
+                "mapping": row.mapping,
                 "limited_by": row.limited.what,
                 "why": row.limited.why,
             }
