@@ -61,16 +61,17 @@ def plan_network(
     Raises:
         UnitDoesNotFitError: a unit that does not fit however it is cut.
     """
-    apart = _layer_by_layer(hardware, units, tensors)
-    plan = apart
-    if effort > 0 and units:
+    if effort == 0 or not units:
+        plan = _layer_by_layer(hardware, units, tensors)
+    else:
         network = Network(hardware, units, tensors)
         tried = EFFORTS[min(effort, len(EFFORTS) - 1)]
         plan = _placed(network, tried, None) if goal == "speed" else _smallest(network, tried)
         if plan is None and tried.longest:
             plan = _placed(network, EFFORTS[1], None)
         if plan is None:
-            why = f"by itself, its tensors in DDR: none of {2 * ATTEMPTS} plans could be placed"
+            why = "by itself, its tensors in DDR: no plan that was found could be placed"
+            apart = _layer_by_layer(hardware, units, tensors)
             steps = tuple(replace(step, reason=why) for step in apart.steps)
             plan = replace(apart, steps=steps)
     return replace(plan, activation_bytes=activation_bytes(hardware, units, tensors, plan))

@@ -41,6 +41,8 @@ NEAR = 1.15
 """A tiling this close to the least cycles of a layer is not worth splitting its reduction."""
 SLOTS = ((2, 2, 2, 2), (2, 2, 1, 1), (1, 2, 1, 1), (1, 1, 1, 1))
 """Of input, weights, output and second operand."""
+ACTIVATIONS = ("input", "output")
+"""Roles of tiles of activations."""
 MIN_WIDTH = 64
 """Narrower arrays are never used in part."""
 AHEAD = 0.98
@@ -56,6 +58,8 @@ class _Few(Search):
         super().__init__(hardware, problem, reserved)
         self.limit = hardware.sram_size if limit is None else limit
         """Bytes that all tiles of activations may take together."""
+        self._sizes: dict[object, list[tuple[str, str, int]]] = {}
+        """Name, role and bytes of one slot of every buffer, by tile."""
 
     def run(self) -> None:
         """Try splitting the reduction more and more, until nothing is to be gained."""
@@ -80,7 +84,7 @@ class _Few(Search):
         if problem.group > 1 or problem.kind == "sum":
             return list(channel_tiles(self.hardware, problem, split))
         outs = _parts(problem.out_channels, size)
-        ins = _parts(problem.in_channels, size) if split else [problem.in_channels]
+        ins = _parts(problem.in_channels, size, 8) if split else [problem.in_channels]
         return [(1, out, part) for out in outs for part in ins]
 
     def _least(self) -> float:
@@ -123,10 +127,9 @@ class _Few(Search):
             for rows in row_tiles(hardware, problem, columns):
                 if rows > MAX_EXTENT:
                     continue
-                tiling = replace(base, rows=rows, columns=columns)
-                if split and not accumulates(hardware, tiling, form):
+                if split and not accumulates(hardware, rows, columns, form):
                     continue
-                heights.append((rows, self._bytes(tiling)))
+                heights.append((rows, self._bytes(base, rows, columns)))
             for slots in SLOTS:
                 for rows, size in heights:
                     if size > room:
@@ -147,38 +150,45 @@ class _Few(Search):
         needed = packed_bytes(hardware, tiling.buffers(hardware, problem), self.reserved)
         self.remember_smallest(needed, tiling)
 
-    def _bytes(self, tiling: ConvTiling) -> int:
-        """Return the SRAM of one slot of each tile of activations."""
+    def _bytes(self, base: ConvTiling, rows: int, columns: int) -> int:
+        """Return the SRAM of one slot of each tile of activations, `rows` x `columns` pixels."""
         problem, hardware, held = self.problem, self.hardware, self.problem.held
         size = problem.element_bytes
         total = 0
         if "input" not in held:
-            rows, columns = tiling.in_extent(problem)
-            channels = tiling.groups * tiling.in_channels
-            total += activation_bytes(hardware, rows * columns, channels, size)
+            high, wide = (
+                (pixels - 1) * stride + (kernel - 1) * dilation + 1
+                for pixels, stride, kernel, dilation in zip(
+                    (rows, columns), problem.strides, base.kernel, problem.dilations, strict=True
+                )
+            )
+            channels = base.groups * base.in_channels
+            total += activation_bytes(hardware, high * wide, channels, size)
         outputs = ("output" not in held) + (problem.second and "second" not in held)
         if outputs:
-            channels = tiling.groups * tiling.out_channels
-            pixels = tiling.rows * tiling.columns
+            channels = base.groups * base.out_channels
             item = problem.output_bytes or size
-            total += outputs * activation_bytes(hardware, pixels, channels, item)
+            total += outputs * activation_bytes(hardware, rows * columns, channels, item)
         return total
 
     def _both_orders(
         self, tiling: ConvTiling, form: ConvForm, slots: tuple[int, int, int, int]
     ) -> bool:
         """Price a tile with both orders of its loops; False if it does not fit."""
-        hardware, problem = self.hardware, self.problem
-        fits = False
+        problem, fits = self.problem, False
         for weights_outer in (True, False) if self.order_matters(tiling) else (True,):
-            ordered = replace(tiling, weights_outer=weights_outer)
+            ordered = tiling if weights_outer else replace(tiling, weights_outer=False)
             loops = ordered.loops(problem)
             results = loads(loops, OUTPUT_LOOPS)
             times = (loads(loops, INPUT_LOOPS), self.weight_loads(loops), results, results)
-            inputs, weights, outputs, seconds = (
+            chosen = tuple(
                 1 if time == 1 or name in problem.held else slot
                 for name, slot, time in zip(OPERANDS, slots, times, strict=True)
             )
+            if not self._fits(tiling, chosen, loads(loops, "go") > 1):
+                continue
+            fits = True
+            inputs, weights, outputs, seconds = chosen
             candidate = replace(
                 ordered,
                 input_slots=inputs,
@@ -186,25 +196,50 @@ class _Few(Search):
                 output_slots=outputs,
                 second_slots=seconds,
             )
-            buffers = candidate.buffers(hardware, problem)
-            if tile_bytes(buffers) > self.limit:
-                continue
-            if packed_bytes(hardware, buffers, self.reserved) <= hardware.sram_size:
-                fits = True
-                self.price(candidate, form, loops, times)
+            self.price(candidate, form, loops, times)
         return fits
+
+    def _fits(self, tiling: ConvTiling, slots: tuple[int, ...], many: bool) -> bool:
+        """Tell whether a tile fits with these slots; `many`: parameters change between tiles."""
+        hardware = self.hardware
+        key = (tiling.kernel, tiling.out_channels, tiling.in_channels, tiling.groups)
+        key = (*key, tiling.rows, tiling.columns, tiling.packing)
+        if key not in self._sizes:
+            self._sizes[key] = [
+                (buffer.name, buffer.role, buffer.size_bytes)
+                for buffer in tiling.buffers(hardware, self.problem)
+            ]
+        by_name = dict(zip(OPERANDS, slots, strict=True))
+        by_name["parameters"] = slots[1] if many else 1
+        weights = tiles = others = 0
+        for name, role, size in self._sizes[key]:
+            count = by_name.get(name, 1)
+            if role == "weights":
+                weights += count * align(size, hardware.sram_word_bytes)
+            else:
+                others += count * align(size, hardware.sram_word_bytes)
+                tiles += count * size if role in ACTIVATIONS else 0
+        if tiles > self.limit:
+            return False
+        bank = hardware.bank_size
+        return align(others + self.reserved, bank) + align(weights, bank) <= hardware.sram_size
 
 
 def tile_bytes(buffers: Sequence[TileBuffer]) -> int:
     """Return the bytes of tiles of activations."""
-    return sum(b.slots * b.size_bytes for b in buffers if b.role in ("input", "output"))
+    return sum(b.slots * b.size_bytes for b in buffers if b.role in ACTIVATIONS)
 
 
-def _parts(size: int, unit: int) -> list[int]:
-    """Return parts of channels: multiples of the array's width, then less, largest first."""
+def _parts(size: int, unit: int, least: int = 4) -> list[int]:
+    """Return parts of channels: multiples of the array's width, then less, largest first.
+
+    The smallest is the array's width by `least`.
+    """
     every = shares(size, unit)
     parts = [part for part in every if part == every[-1] or ceil(size / part) in COUNTS]
-    parts += [part for part in (unit // 2, unit // 4) if unit >= MIN_WIDTH and part < parts[-1]]
+    if unit >= MIN_WIDTH:
+        less = dict.fromkeys((unit // 2, unit // 4, unit // least))
+        parts += [part for part in less if part < parts[-1]]
     return parts
 
 

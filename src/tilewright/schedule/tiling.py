@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
+from typing import NamedTuple
 
 from tilewright.schedule.cost import (
     HELD_TILE_OVERHEAD_CYCLES,
@@ -130,8 +131,7 @@ class ConvProblem:
         return form.weight_bytes(hardware)
 
 
-@dataclass(frozen=True)
-class TileLoop:
+class TileLoop(NamedTuple):
     """A tile loop: `name` covers `size` in steps of `step`."""
 
     name: str
@@ -141,7 +141,7 @@ class TileLoop:
     @property
     def count(self) -> int:
         """Iterations."""
-        return ceil(self.size / self.step)
+        return -(-self.size // self.step)
 
 
 @dataclass(frozen=True)
@@ -371,10 +371,11 @@ def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
     iteration of all loops around.
     """
     total = count = 1
-    for loop in loops:
-        count *= loop.count
-        if loop.count > 1 and loop.name in names:
-            total = count
+    for name, size, step in loops:
+        if step < size:
+            count *= -(-size // step)
+            if name in names:
+                total = count
     return total
 
 
@@ -443,10 +444,10 @@ def legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: Co
     return tiling.columns <= hardware.accumulator_rows
 
 
-def accumulates(hardware: Hardware, tiling: ConvTiling, form: ConvForm) -> bool:
-    """Tell whether all blocks of the tile stay in the two halves of the M registers."""
-    block_rows = max(1, hardware.accumulator_rows // tiling.columns)
-    return form.blocks * ceil(tiling.rows / block_rows) <= 2
+def accumulates(hardware: Hardware, rows: int, columns: int, form: ConvForm) -> bool:
+    """Tell whether all blocks of a tile of pixels stay in the two halves of the M registers."""
+    block_rows = max(1, hardware.accumulator_rows // columns)
+    return form.blocks * ceil(rows / block_rows) <= 2
 
 
 def row_tiles(hardware: Hardware, problem: ConvProblem, columns: int) -> list[int]:
@@ -513,7 +514,7 @@ class Search:
                 tiling = replace(base, rows=rows, columns=columns)
                 if not legal(hardware, problem, tiling, form):
                     continue
-                if split and not accumulates(hardware, tiling, form):
+                if split and not accumulates(hardware, rows, columns, form):
                     continue
                 complete = self._slots(tiling, form)
                 for packing in tiling.packings(hardware, problem)[1:]:
@@ -580,8 +581,11 @@ class Search:
 
     def order_matters(self, tiling: ConvTiling) -> bool:
         """Tell whether there are loops over channels and over pixels."""
-        counts = {loop.name: loop.count for loop in tiling.loops(self.problem)}
-        return counts["g"] * counts["o"] > 1 and counts["n"] * counts["h"] * counts["w"] > 1
+        problem = self.problem
+        if problem.group <= tiling.groups and problem.group_out <= tiling.out_channels:
+            return False
+        whole = problem.out_rows <= tiling.rows and problem.out_columns <= tiling.columns
+        return problem.batch > 1 or not whole
 
     def weight_loads(self, loops: list[TileLoop]) -> int:
         """Return how often weights are loaded."""
@@ -598,8 +602,8 @@ class Search:
         """Add a tiling that fits to those found; `times` are the loads of its operands."""
         problem, hardware = self.problem, self.hardware
         cost = NestCost()
-        part = {loop.name: loop.size / (loop.count * loop.step) for loop in loops}
-        counts = {loop.name: loop.count for loop in loops}
+        counts = {name: -(-size // step) for name, size, step in loops}
+        part = {name: size / (counts[name] * step) for name, size, step in loops}
         pixel_tiles = counts["n"] * counts["h"] * counts["w"]
         channel_tiles = counts["g"] * counts["o"]
         reductions = counts["k"] * counts["kr"] * counts["kc"]
