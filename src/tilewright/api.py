@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -74,6 +74,9 @@ class CompileOptions:
     same."""
     optimise: Literal["speed", "size"] = "speed"
     """`size`: the least memory for activations comes before cycles."""
+    constants_in_sram: tuple[str, ...] = ()
+    """Layers, or their constants, by the model's names; `all`: every one. They are loaded once,
+    when the program starts, and stay in SRAM to its end."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -140,6 +143,7 @@ def build(
             fuse=options.fuse,
             level=options.level,
             goal=options.optimise,
+            constants_in_sram=options.constants_in_sram,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
@@ -153,6 +157,8 @@ def build(
         if not options.fuse:
             asked["fusion"] = "off"
         asked |= {"level": options.level, "optimise": options.optimise}
+        if options.constants_in_sram:
+            asked["constants_in_sram"] = list(options.constants_in_sram)
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(
@@ -317,6 +323,7 @@ def compile(
     activations: Literal["symmetric", "asymmetric"] = "symmetric",
     level: Literal[0, 1, 2, 3] = 2,
     optimise: Literal["speed", "size"] = "speed",
+    constants_in_sram: Sequence[str] = (),
 ) -> Package:
     """Compile a model for a chip.
 
@@ -333,6 +340,8 @@ def compile(
         activations: `asymmetric` gives values that cannot be negative all 256 codes.
         level: How much is tried for a fast program, 0 to 3; the results are the same.
         optimise: `speed`, or `size`: the least memory for activations.
+        constants_in_sram: Layers, or their constants, by the model's names, or `all`: loaded once,
+            when the program starts, and never again.
 
     Raises:
         TilewrightError: the model, the samples or the target do not allow it.
@@ -349,6 +358,7 @@ def compile(
         activations=activations,
         level=level,
         optimise=optimise,
+        constants_in_sram=tuple(constants_in_sram),
     )
     hardware = target if isinstance(target, Hardware) else load_target(target)
     return build(model, hardware, options).package

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tilewright.diagnostics import TilewrightError
+from tilewright.diagnostics import TilewrightError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -123,6 +123,51 @@ def _level_options(level: Level, goal: Goal, fuse: bool) -> dict[str, str]:
     return options
 
 
+def layers_of_constants(module: ModuleOp, names: Sequence[str]) -> list[str]:
+    """Return the layers of a top module that are meant by names of layers or of constants.
+
+    Layers fused to another stand for it; `all` gives `*`, every layer.
+
+    Raises:
+        UsageError: E0702, nothing has one of the names, or it has no constants.
+    """
+    import difflib
+
+    from xdsl.dialects.builtin import ArrayAttr, StringAttr
+
+    from tilewright.dialects.top import WeightOp
+
+    if "all" in names:
+        return ["*"]
+    known: dict[str, list[str]] = {}
+    for op in module.walk():
+        layer = op.attributes.get("name")
+        if not isinstance(layer, StringAttr) or isinstance(op, WeightOp):
+            continue
+        weights = [value.owner for value in op.operands if isinstance(value.owner, WeightOp)]
+        fused = op.attributes.get("fused")
+        names_of = [layer.data]
+        if isinstance(fused, ArrayAttr):
+            names_of += [item.data for item in fused if isinstance(item, StringAttr)]
+        for weight in weights:
+            # A constant that was changed has a number behind its name.
+            names_of += [weight.layer_name, weight.layer_name.rpartition("#")[0]]
+        for name in dict.fromkeys(filter(None, names_of)):
+            known.setdefault(name, []).extend([layer.data] if weights else [])
+    found: dict[str, None] = {}
+    for name in names:
+        if not known.get(name):
+            near = difflib.get_close_matches(name, [item for item in known if known[item]], n=3)
+            what = "has no constants" if name in known else "is no layer and no constant"
+            raise UsageError(
+                "E0702",
+                f"`{name}` {what}: nothing to keep in SRAM",
+                hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
+            )
+        found.update(dict.fromkeys(known[name]))
+    return list(found)
+
+
 def _require_dtype(target: Hardware, dtype: str) -> None:
     """Raise E0402 if the target does not compute in `dtype`."""
     if dtype not in target.dtypes:
@@ -163,6 +208,7 @@ def compile_model(
     fuse: bool = True,
     level: Level = 2,
     goal: Goal = "speed",
+    constants_in_sram: Sequence[str] = (),
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -188,12 +234,16 @@ def compile_model(
             1, tensors are held in SRAM and instructions reordered; 2, cascades too; 3, more plans,
             and programs of any length are reordered. The results are the same.
         goal: `speed`, or `size`: the least memory for activations. Level 0 has no choice.
+        constants_in_sram: layers, or their constants, by the model's names; `all`: every one. Their
+            constants are loaded once, when the program starts, and stay in SRAM to its end.
         progress: see `Progress`.
 
     Raises:
         TilewrightError: the model, the samples or the target do not allow it; the message says
         where and why.
     """
+    from xdsl.dialects.builtin import ArrayAttr, StringAttr
+
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
     from tilewright.quant.calibrate import calibrate
@@ -232,9 +282,10 @@ def compile_model(
         )
         seconds["calibrate"] = time.perf_counter() - start
     write_attribute(module, table)
+    layers = layers_of_constants(module, constants_in_sram)
     stages: dict[str, Stage] = {"top": top}
     passes = {"quantize": f"activations={activations}", **_level_options(level, goal, fuse)}
-    for share, phase, level in (
+    for share, phase, made in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),
         (0.65, "affine", "affine"),
@@ -242,14 +293,18 @@ def compile_model(
     ):
         progress(phase, share)
         start = time.perf_counter()
+        if phase == "affine" and layers:
+            module.attributes["constants_in_sram"] = ArrayAttr(
+                [StringAttr(item) for item in layers]
+            )
         run_phases(module, context, [phase], options=passes)
-        if level == "tpu" and timing is not None:
+        if made == "tpu" and timing is not None:
             from tilewright.transforms.tpu.annotate_timing import schedule_by
 
             schedule_by(timing, module, context)
         seconds[phase] = time.perf_counter() - start
-        kept = module if level == "tpu" else module.clone()
-        stages[level] = Stage(kept, context.weights.copy())
+        kept = module if made == "tpu" else module.clone()
+        stages[made] = Stage(kept, context.weights.copy())
     progress("verify", 0.9)
     start = time.perf_counter()
     _verify(module, target)

@@ -83,6 +83,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="speed (default), or size: the least memory for activations, then speed",
     )  # fmt: skip
     speed.add_argument(
+        "--constant-in-sram", metavar="NAMES", default="",
+        help="layers or constants by comma, or `all`: their weights are loaded once, when the "
+        "program starts, and stay in SRAM",
+    )  # fmt: skip
+    speed.add_argument(
         "--no-fusion", action="store_true",
         help="every layer and addition in a loop nest of its own, its operands in DDR",
     )  # fmt: skip
@@ -154,6 +159,9 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             "--optimise size has nothing to choose when every layer is by itself",
             hint="leave out -O0 and --no-fusion",
         )
+    kept = tuple(filter(None, (name.strip() for name in options.constant_in_sram.split(","))))
+    if kept and options.dtype == "float32":
+        raise UsageError("E0702", "--constant-in-sram: in float32 nothing runs on the chip")
     levels = {"all": LEVELS, "none": ()}.get(keep_ir, tuple(filter(None, keep_ir.split(","))))
     for level in levels:
         if level not in LEVELS:
@@ -173,6 +181,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         fuse=not options.no_fusion,
         level=options.level,
         optimise=options.optimise,
+        constants_in_sram=kept,
         keep_ir=levels,
     )
 

@@ -76,6 +76,8 @@ class UnitSpec:
     in_ddr: BoxProblem | None = None
     """What it is instead of `problem` while it is by itself and none of its tensors is held:
     elementwise work walks dense tensors in longer rows. Its tiling in the step is one of this."""
+    kept_bytes: int = 0
+    """SRAM of constants that stay throughout the program, of a unit that tiles itself."""
 
 
 @dataclass(frozen=True)
@@ -126,5 +128,7 @@ class Plan:
     """Estimated."""
     ddr_bytes: float
     sram_bytes: int
+    kept_bytes: int = 0
+    """SRAM of the weights and parameters that stay throughout the program."""
     activation_bytes: int = 0
     """SRAM and DDR of activations at the largest instant (`planner_memory.py`)."""

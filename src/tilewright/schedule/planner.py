@@ -13,7 +13,7 @@ from typing import Literal
 from tilewright.schedule.box import BoxChoice, BoxNoFit, BoxProblem, choose_box
 from tilewright.schedule.plan import Home, Plan, Stage, Step, TensorSpec, UnitSpec
 from tilewright.schedule.planner_cascade import build
-from tilewright.schedule.planner_items import first_misfit
+from tilewright.schedule.planner_items import first_misfit, kept_bytes
 from tilewright.schedule.planner_memory import activation_bytes
 from tilewright.schedule.planner_network import Network
 from tilewright.schedule.planner_search import EFFORTS, Action, Effort, Search, Size, State
@@ -28,6 +28,18 @@ ATTEMPTS = 12
 
 SLACK = (1.0, 1.1, 1.25)
 """How much more than the least memory is allowed while what is found cannot be placed."""
+
+
+class ConstantsDoNotFitError(Exception):
+    """Constants that shall stay in SRAM leave too little room."""
+
+    def __init__(self, wanted_bytes: int, unit: int | None, needed_bytes: int) -> None:
+        super().__init__(f"{wanted_bytes} bytes of constants do not fit")
+        self.wanted_bytes = wanted_bytes
+        self.unit = unit
+        """The unit whose tiles have no room; None: several need more banks together."""
+        self.needed_bytes = needed_bytes
+        """What that unit needs beside them."""
 
 
 class UnitDoesNotFitError(Exception):
@@ -60,6 +72,7 @@ def plan_network(
 
     Raises:
         UnitDoesNotFitError: a unit that does not fit however it is cut.
+        ConstantsDoNotFitError: the weights of problems with `kept` constants do not.
     """
     if effort == 0 or not units:
         plan = _layer_by_layer(hardware, units, tensors)
@@ -74,12 +87,16 @@ def plan_network(
             apart = _layer_by_layer(hardware, units, tensors)
             steps = tuple(replace(step, reason=why) for step in apart.steps)
             plan = replace(apart, steps=steps)
-    return replace(plan, activation_bytes=activation_bytes(hardware, units, tensors, plan))
+    wanted = kept_bytes(hardware, units, tensors, plan)
+    if wanted and first_misfit(hardware, units, tensors, plan) is not None:
+        raise ConstantsDoNotFitError(wanted, None, 0)
+    taken = activation_bytes(hardware, units, tensors, plan)
+    return replace(plan, activation_bytes=taken, kept_bytes=wanted)
 
 
 def _smallest(network: Network, effort: Effort) -> Plan | None:
     """Return the fastest plan of those with the least activations, or None."""
-    least = Search(network, effort, {}, Size()).run()
+    least = Search(network, effort, _reserved(network, network.kept_bytes), Size()).run()
     if least is None:
         return None
     plans = (_placed(network, effort, Size(int(least.peak * slack))) for slack in SLACK)
@@ -89,13 +106,20 @@ def _smallest(network: Network, effort: Effort) -> Plan | None:
 def _placed(network: Network, effort: Effort, size: Size | None) -> Plan | None:
     """Return the first plan found that can be placed, or None."""
     hardware, units, tensors = network.hardware, network.units, network.tensors
-    reserve: dict[int, int] = {}
+    kept = network.kept_bytes
+    reserve = _reserved(network, kept)
     for _ in range(ATTEMPTS):
         state = Search(network, effort, reserve, size).run()
         if state is None:
             return None
         plan = _Builder(network, state, grow=size is None).build()
         if isinstance(plan, Plan):
+            wanted = kept_bytes(hardware, units, tensors, plan)
+            if wanted > kept:
+                # Its packings of pixels take more weights than was reckoned with.
+                kept = wanted
+                reserve = _reserved(network, kept)
+                continue
             misfit = first_misfit(hardware, units, tensors, plan)
             if misfit is None:
                 return plan
@@ -107,8 +131,26 @@ def _placed(network: Network, effort: Effort, size: Size | None) -> Plan | None:
     return None
 
 
+def _reserved(network: Network, size: int) -> dict[int, int]:
+    """Return a reserve of SRAM for every unit."""
+    return dict.fromkeys(range(len(network.units)), size) if size else {}
+
+
 def _layer_by_layer(
     hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec]
+) -> Plan:
+    """Return the plan that has every unit by itself; what is kept is made room for."""
+    reserved = 0
+    while True:
+        plan = _by_themselves(hardware, units, tensors, reserved)
+        wanted = kept_bytes(hardware, units, tensors, plan)
+        if wanted <= reserved:
+            return plan
+        reserved = wanted
+
+
+def _by_themselves(
+    hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec], reserved: int
 ) -> Plan:
     steps: list[Step] = []
     cycles, traffic, most = 0.0, 0.0, 0
@@ -119,10 +161,15 @@ def _layer_by_layer(
             continue
         choice: Choice | NoFit | BoxChoice | BoxNoFit
         if isinstance(problem, BoxProblem):
-            choice = choose_box(hardware, problem)
+            choice = choose_box(hardware, problem, reserved)
+        elif reserved:
+            choice = choose_conv(hardware, problem.as_loaded(), reserved)
         else:
             choice = choose_conv(hardware, problem.as_loaded())
         if isinstance(choice, NoFit | BoxNoFit):
+            if reserved:
+                needed = choice.needed_bytes - reserved
+                raise ConstantsDoNotFitError(reserved, number, needed)
             raise UnitDoesNotFitError(number, choice)
         steps.append(Step((number,), (choice.tiling,), reason="by itself, its tensors in DDR"))
         cycles += choice.cycles

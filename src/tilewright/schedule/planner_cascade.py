@@ -151,6 +151,8 @@ def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm
         own = parameter_bytes(hardware, form.blocks, problem.element_bytes)
         once = align(TABLE_BYTES, hardware.sram_word_bytes) if problem.table else 0
         once += parameter_bytes(hardware, 1) if problem.second else 0
+        if problem.kept:
+            return UnitForm(tiling, 0, once, once)
         if problem.kind == "sum":
             return UnitForm(tiling, weights, count * own + once, count * own + once)
         total = count * weights

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import ceil
 
 from tilewright.schedule.box import BoxProblem
 from tilewright.schedule.cascade import buffer_of, held_at
-from tilewright.schedule.footprint import activation_bytes
+from tilewright.schedule.footprint import activation_bytes, align, parameter_bytes
 from tilewright.schedule.placement import Item, TileBuffer, TileDoesNotFit, place_network
 from tilewright.schedule.plan import Plan, Step, TensorSpec, UnitSpec
 from tilewright.schedule.planner_cascade import held_problem, unit_form
 from tilewright.schedule.tiling import ConvProblem, ConvTiling
 from tilewright.spec.hardware import Hardware
+
+KEPT = "k"
+"""First letter of the names of constants that stay throughout the program."""
 
 
 def first_misfit(
@@ -46,6 +50,54 @@ def items_of(
     return items
 
 
+def kept_bytes(
+    hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec], plan: Plan
+) -> int:
+    """Return the SRAM of all weights and parameters that stay throughout a plan."""
+    if not any(keeps(unit) for unit in units):
+        return 0
+    return sum(
+        align(item.size_bytes, hardware.sram_word_bytes)
+        for item in items_of(hardware, units, tensors, plan)
+        if item.name.startswith(KEPT)
+    )
+
+
+def keeps(unit: UnitSpec) -> bool:
+    """Tell whether constants of a unit stay throughout the program."""
+    return unit.kept_bytes > 0 or (isinstance(unit.problem, ConvProblem) and unit.problem.kept)
+
+
+def constant_tiles(
+    hardware: Hardware, problem: ConvProblem, tiling: ConvTiling
+) -> tuple[int, int, int]:
+    """Return the ranges of output channels, and the bytes of weights and parameters of each."""
+    form = tiling.form(hardware, problem)
+    count = ceil(problem.group / tiling.groups) * ceil(problem.group_out / tiling.out_channels)
+    parameters = parameter_bytes(hardware, form.blocks, problem.element_bytes)
+    return count, problem.weight_bytes(hardware, form), parameters
+
+
+def _kept_items(
+    hardware: Hardware,
+    unit: int,
+    problem: ConvProblem,
+    tiling: ConvTiling,
+    last: int,
+    apart: tuple[str, ...],
+) -> list[Item]:
+    """Return the weights and parameters that a unit keeps: a tile of each a range of channels."""
+    count, weights, parameters = constant_tiles(hardware, problem, tiling)
+    return [
+        item
+        for at in range(count)
+        for item in (
+            Item(f"{KEPT}{unit} w{at}", "weights", weights, 1, 0, last, apart),
+            Item(f"{KEPT}{unit} p{at}", "bias", parameters, 1, 0, last),
+        )
+    ]
+
+
 def tensor_bytes(hardware: Hardware, tensor: TensorSpec, rows: int | None = None) -> int:
     """Return the SRAM bytes of a tensor's rows (all with padding, if not given)."""
     top, left, bottom, right = tensor.pads
@@ -64,11 +116,13 @@ def _single(
 ) -> list[Item]:
     unit, tiling = units[step.units[0]], step.tilings[0]
     if tiling is None:
-        return []
+        last, index = len(plan.steps) - 1, step.units[0]
+        return [Item(f"{KEPT}{index} w", "weights", unit.kept_bytes, 1, 0, last)][: keeps(unit)]
     reads = [buffer_of(tensors, read.tensor) for read in unit.reads]
     buffers = [*reads, buffer_of(tensors, unit.writes)]
     flags = [held_at(plan.homes[buffer], number) for buffer in buffers]
     apart: tuple[str, ...] = ()
+    kept: list[Item] = []
     tiles: list[TileBuffer]
     if isinstance(tiling, ConvTiling):
         assert isinstance(unit.problem, ConvProblem)
@@ -76,8 +130,12 @@ def _single(
         held = tuple(name for name, flag in zip(names, flags, strict=True) if flag)
         if flags[-1] and tensors[unit.writes].inside is not None:
             held = (*held, "part")
-        tiles = tiling.buffers(hardware, replace(unit.problem, held=held).as_loaded())
+        loaded = replace(unit.problem, held=held).as_loaded()
+        tiles = tiling.buffers(hardware, loaded)
         apart = (f"t{buffers[0]}" if flags[0] else f"s{number} input",)
+        if loaded.kept:
+            last = len(plan.steps) - 1
+            kept = _kept_items(hardware, step.units[0], loaded, tiling, last, apart)
     else:
         assert isinstance(unit.problem, BoxProblem)
         problem = unit.problem
@@ -86,7 +144,7 @@ def _single(
         places = (*range(len(flags) - 1), len(problem.operands) - 1)
         held = tuple(at for at, flag in zip(places, flags, strict=True) if flag)
         tiles = tiling.buffers(hardware, replace(problem, held=held))
-    return [
+    return kept + [
         Item(
             f"s{number} {tile.name}",
             tile.role,
@@ -119,14 +177,19 @@ def _cascade(
         )
         for tensor, rows in step.capacity.items()
     ]
-    for index in step.units:
+    for index, tiling in zip(step.units, step.tilings, strict=True):
         unit = units[index]
         assert unit.problem is not None
         part = tensors[unit.writes].inside is not None
-        made = unit_form(hardware, held_problem(unit.problem, part))
+        problem = held_problem(unit.problem, part)
+        made = unit_form(hardware, problem)
         assert made is not None
         source = buffer_of(tensors, unit.reads[0].tensor)
         apart = f"t{source}" if held_at(plan.homes[source], number) else f"s{number} r{source}"
+        if isinstance(problem, ConvProblem) and problem.kept:
+            assert isinstance(tiling, ConvTiling)
+            last = len(plan.steps) - 1
+            items += _kept_items(hardware, index, problem, tiling, last, (apart,))
         if made.weight_bytes:
             name = f"s{number} w{index}"
             items.append(

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from tilewright.schedule.cascade import buffer_of
 from tilewright.schedule.footprint import activation_bytes
 from tilewright.schedule.plan import Read, TensorSpec, UnitSpec
-from tilewright.schedule.planner_cascade import Chain, held_problem
+from tilewright.schedule.planner_cascade import Chain, held_problem, unit_form
+from tilewright.schedule.tiling import ConvProblem
 from tilewright.spec.hardware import Hardware
 
 
@@ -60,6 +61,8 @@ class Network:
         for number, tensor in enumerate(tensors):
             if tensor.ddr_only:
                 reasons.setdefault(self.buffer(number), tensor.ddr_only)
+        self.kept_bytes = sum(_kept_bytes(hardware, unit) for unit in units)
+        """SRAM of the weights and parameters that stay for the whole program, about."""
         self._near: dict[tuple[int, int], frozenset[int]] = {}
         self._chains: dict[object, tuple[Chain, tuple[int, ...]] | None] = {}
         self.buffers: dict[int, Buffer] = {}
@@ -188,3 +191,15 @@ class Network:
             tensors.append(replace(spec, name="", ddr_only="", inside=inside))
         chain = Chain(tuple(units), tuple(tensors), tuple(loaded), tuple(stored), tuple(whole))
         return chain, tuple(numbers)
+
+
+def _kept_bytes(hardware: Hardware, unit: UnitSpec) -> int:
+    """Return the SRAM of a unit's weights and parameters if they stay, unless it has no form."""
+    problem = unit.problem
+    if not isinstance(problem, ConvProblem) or not problem.kept:
+        return unit.kept_bytes
+    apart = unit_form(hardware, held_problem(replace(problem, kept=False), part=False))
+    rest = unit_form(hardware, held_problem(problem, part=False))
+    if apart is None or rest is None:
+        return 0
+    return apart.weight_bytes + apart.parameter_bytes - rest.parameter_bytes

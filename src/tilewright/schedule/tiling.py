@@ -50,6 +50,8 @@ REDUCTIONS = ("k", "kr", "kc")
 WEIGHT_LOOPS = ("g", "o", *REDUCTIONS)
 SHARES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 TABLE_BYTES = 256
+KEPT = ("weights", "parameters")
+"""Tiles that a problem with `kept` constants has not."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ class ConvProblem:
     """A kernel of one pixel with a stride, no padding: it passes over most of its input."""
     sparse: bool = False
     """Pixels of the input do not lie side by side in DDR (see `as_loaded`)."""
+    kept: bool = False
+    """Weights and parameters lie in SRAM throughout the program: no tiles here, no DMA. The
+    reduction is never split, and channels are the outermost loops."""
 
     def as_loaded(self) -> ConvProblem:
         """Return the problem whose input tiles hold nothing but pixels that are used.
@@ -305,7 +310,8 @@ class ConvTiling:
             buffers.append(
                 TileBuffer("table", "table", align(TABLE_BYTES, hardware.sram_word_bytes), 1)
             )
-        return [buffer for buffer in buffers if buffer.name not in problem.held]
+        kept = KEPT if problem.kept else ()
+        return [b for b in buffers if b.name not in problem.held and b.name not in kept]
 
     def describe(self, problem: ConvProblem) -> str:
         """Return the tile and the loop order in words."""
@@ -438,6 +444,11 @@ def kernel_tiles(problem: ConvProblem, level: int) -> list[tuple[int, int]]:
 def legal(hardware: Hardware, problem: ConvProblem, tiling: ConvTiling, form: ConvForm) -> bool:
     """Tell whether a tile keeps the limits of instructions and registers (memory apart)."""
     if form.blocks > max_parameter_blocks(hardware) or form.row_blocks > MAX_CHANNEL_BLOCKS:
+        return False
+    if problem.kept and (
+        tiling.kernel != problem.kernel
+        or (tiling.groups == 1 and tiling.in_channels < problem.group_in)
+    ):
         return False
     if max(tiling.kernel) > MAX_KERNEL or tiling.rows > MAX_EXTENT:
         return False
@@ -582,6 +593,8 @@ class Search:
     def order_matters(self, tiling: ConvTiling) -> bool:
         """Tell whether there are loops over channels and over pixels."""
         problem = self.problem
+        if problem.kept:
+            return False
         if problem.group <= tiling.groups and problem.group_out <= tiling.out_channels:
             return False
         whole = problem.out_rows <= tiling.rows and problem.out_columns <= tiling.columns
@@ -635,7 +648,8 @@ class Search:
             words = tile_words(hardware, rows, columns, own, own if tiling.packing.dense else pitch)
             cost.move(size, runs, times[0], tiling.input_slots > 1, self.rates, words=words)
         weight_bytes = problem.weight_bytes(hardware, form) * part["o"] * part["g"]
-        cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
+        if not problem.kept:
+            cost.move(weight_bytes, 1, times[1], tiling.weight_slots > 1, self.rates)
         out_channels = tiling.groups * tiling.out_channels
         runs = _runs(
             tiling.rows, tiling.columns, out_channels, problem.out_columns, problem.out_channels

@@ -28,6 +28,7 @@ from xdsl.dialects.builtin import (
     i64,
 )
 from xdsl.dialects.linalg.ops import GenericOp
+from xdsl.dialects.memref import SubviewOp
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 from xdsl.ir.affine import AffineMap
 
@@ -46,6 +47,9 @@ from tilewright.transforms.affine.segment import element_of
 from tilewright.transforms.affine.tiles import Span, load, store
 from tilewright.transforms.linalg.emit import accumulator_of
 
+Ranges = list[tuple[dict[str, Index], dict[str, View]]]
+KEPT = "kept"
+"""Attribute of tiles that stay to the end of the program."""
 PARAMETERS = ("bias", "mult", "shift")
 """Roles of the per-channel parameters, in the order of the requantisation's operands."""
 
@@ -103,30 +107,49 @@ class ConvNest:
     work: ConvLayer
     at: dict[str, Index] = field(default_factory=dict[str, Index])
     tiles: dict[str, View] = field(default_factory=dict[str, View])
-    ranges: list[tuple[dict[str, Index], dict[str, View]]] = field(
-        default_factory=list[tuple[dict[str, Index], dict[str, View]]]
-    )
+    ranges: Ranges = field(default_factory=list[tuple[dict[str, Index], dict[str, View]]])
     """Of output channels: where each starts, and its constants."""
+    loads_constants: bool = True
     last_row: int = 0
     """Behind the last row that is computed."""
 
-    def emit(self) -> None:
-        """Append the nest."""
+    def emit(self, kept: Ranges | None = None) -> None:
+        """Append the nest; `kept`: its constants lie in SRAM, one nest a range of channels."""
         loops = self.work.tiling.loops(self.work.problem)
-        self.at = {loop.name: Index(0) for loop in loops}
         self.active = [loop for loop in loops if loop.count > 1]
         self.last_row = self.work.problem.out_rows
         self.nest.layer = self.work.layer
-        self._load_shared()
-        self._level(0)
+        if kept is None:
+            self.at = {loop.name: Index(0) for loop in loops}
+            self._load_shared()
+            self._level(0)
+            return
+        self.loads_constants = False
+        self.active = [loop for loop in self.active if loop.name in ("h", "w")]
+        for at, tiles in kept:
+            self.at, self.tiles = dict(at), {}
+            # Nests that share no tile may have theirs at different times.
+            self._load_shared()
+            self.tiles |= tiles
+            self._level(0)
 
-    def load_constants(self) -> None:
-        """Append what rows computed one by one share: weights and parameters of all channels."""
+    def take_constants(self, kept: Ranges) -> None:
+        """As `load_constants`, with constants that lie in SRAM already."""
+        self.nest.layer = self.work.layer
+        self._load_shared()
+        self.ranges = [(at, self.tiles | tiles) for at, tiles in kept]
+
+    def load_constants(self, *, stay: bool = False) -> None:
+        """Append what rows computed one by one share: weights and parameters of all channels.
+
+        With `stay` they are for the whole program, and a lookup's table is left out.
+        """
         problem, tiling = self.work.problem, self.work.tiling
         loops = {loop.name: loop for loop in tiling.loops(problem)}
         assert all(loops[name].count == 1 for name in ("n", *REDUCTIONS)), self.work.layer
         self.nest.layer = self.work.layer
-        self._load_shared()
+        if not stay:
+            self._load_shared()
         shared = dict(self.tiles)
         for group in range(0, problem.group, tiling.groups):
             for channel in range(0, problem.group_out, tiling.out_channels):
@@ -137,6 +160,9 @@ class ConvNest:
                     self._load_weights()
                 self._load_parameters()
                 self.ranges.append((self.at, self.tiles))
+                for role in ("weights", *PARAMETERS) if stay else ():
+                    if role in self.tiles:
+                        _mark(self.tiles[role], KEPT)
 
     def strip(self, first: int, last: int, x: Place, y: Place, other: Place | None) -> None:
         """Append the computation of rows `first..last` (exclusive), by constants loaded before."""
@@ -177,10 +203,12 @@ class ConvNest:
         return inside[-1] + 1 if inside else 0
 
     def _level(self, depth: int) -> None:
-        if depth == self._depth(self.work.problem.weight_loops) and self.work.weights is not None:
-            self._load_weights()
-        if depth == self._depth(("g", "o")):
-            self._load_parameters()
+        if self.loads_constants:
+            weight_loops = self.work.problem.weight_loops
+            if depth == self._depth(weight_loops) and self.work.weights is not None:
+                self._load_weights()
+            if depth == self._depth(("g", "o")):
+                self._load_parameters()
         if depth == self._depth(OUTPUT_LOOPS):
             self._start()
         if depth == self._depth(INPUT_LOOPS):
@@ -298,9 +326,7 @@ class ConvNest:
         shape = [*tiling.in_extent(problem), tiling.groups * tiling.in_channels]
         tile = nest.alloc(shape, self.work.elements[0], "input", tiling.input_slots)
         if tiling.packing.dense:
-            owner = tile.value.owner
-            assert isinstance(owner, Operation)
-            owner.attributes["dense"] = UnitAttr()
+            _mark(tile, "dense")
         source = view_of(self.work.x)
         self.tiles["input"] = load(nest, source, [self._image(source)], spans, tile, self.work.zero)
 
@@ -427,6 +453,15 @@ def emit_lookup(nest: Nest, op: GenericOp, source: View, values: View, target: V
     identity = AffineMap.identity(rank)
     inputs = [(source, identity), (values, table(rank, [0]))]
     nest.generic("lut", inputs, (target, identity), body, {})
+
+
+def _mark(tile: View, name: str) -> None:
+    """Give the allocation that a view is of an attribute."""
+    owner = tile.value.owner
+    while isinstance(owner, SubviewOp):
+        owner = owner.source.owner
+    assert isinstance(owner, Operation)
+    owner.attributes[name] = UnitAttr()
 
 
 def _ints(values: tuple[int, int]) -> Attribute:

@@ -45,17 +45,24 @@ class Network:
     tensors: list[TensorSpec]
     values: list[SSAValue | None]
     """By tensor; None for a result that is a copy of another."""
+    constants: set[str]
+    """Layers of the MAC array that have constants."""
 
 
 def extract(
-    context: CompileContext, target: Hardware, function: func.FuncOp, fuse: bool
+    context: CompileContext,
+    target: Hardware,
+    function: func.FuncOp,
+    fuse: bool,
+    keep: Callable[[str], bool],
 ) -> Network:
-    """Return what a function does.
+    """Return what a function does; `keep` tells whether a layer's constants shall stay in SRAM.
 
     Raises:
-        TilewrightError: E0402, the chip has no instruction for an op; E0403, an image is not NHWC.
+        TilewrightError: E0401, they cannot; E0402, the chip has no instruction for an op; E0403, an
+            image is not NHWC.
     """
-    return _Extraction(context, target, function, fuse).run()
+    return _Extraction(context, target, function, fuse, keep).run()
 
 
 def opaque(
@@ -84,7 +91,12 @@ def opaque(
 
 class _Extraction:
     def __init__(
-        self, context: CompileContext, target: Hardware, function: func.FuncOp, fuse: bool
+        self,
+        context: CompileContext,
+        target: Hardware,
+        function: func.FuncOp,
+        fuse: bool,
+        keep: Callable[[str], bool],
     ) -> None:
         self.target = target
         self.block = function.body.block
@@ -94,7 +106,7 @@ class _Extraction:
         self.returned = set(self.results)
         self.bound, self.copied = bind(self.results)
         order = {op: at for at, op in enumerate(self.block.ops)}
-        self.reductions = Reductions(context, target, fuse, self.returned, order)
+        self.reductions = Reductions(context, target, fuse, self.returned, order, keep)
         self.in_place: dict[SSAValue, tensor.InsertSliceOp] = {}
         """Results that their units write into the concatenation they are inserted into."""
         self.units: list[Unit] = []
@@ -315,7 +327,8 @@ class _Tables:
             )
             for row in self.rows
         ]
-        return Network(units, specs, tensors, [row.value for row in self.rows])
+        constants = extraction.reductions.constants
+        return Network(units, specs, tensors, [row.value for row in self.rows], constants)
 
     def _check_shapes(self, unit: Unit) -> None:
         """Make a unit opaque that sees a tensor as another image than its writer does."""
@@ -387,6 +400,7 @@ class _Tables:
             unit.image[0],
             stripable,
             unit.in_ddr,
+            unit.kept_bytes if unit.problem is None else 0,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,16 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Block, Region, SSAValue
 
+from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.box import BoxNoFit
 from tilewright.schedule.plan import Plan
-from tilewright.schedule.planner import Goal, UnitDoesNotFitError, plan_network
+from tilewright.schedule.planner import (
+    ConstantsDoNotFitError,
+    Goal,
+    UnitDoesNotFitError,
+    plan_network,
+)
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.extract import Network, bind, extract
 from tilewright.transforms.affine.nest import Constants, Nest
@@ -54,6 +61,7 @@ class Segment:
         fuse: bool,
         effort: int,
         goal: Goal,
+        keep: Callable[[str], bool],
     ) -> None:
         self.context = context
         self.target = target
@@ -61,6 +69,9 @@ class Segment:
         self.fuse = fuse
         self.effort = effort if fuse else 0
         self.goal: Goal = goal
+        self.keep = keep
+        self.constants: set[str] = set()
+        """Layers of the MAC array that have constants."""
         self.added: list[str] = []
         """Constants that became arguments: scalar requantisations, one value a channel."""
         self._scalars: dict[GenericOp, tuple[SSAValue, ...]] = {}
@@ -75,7 +86,8 @@ class Segment:
         last = old.last_op
         assert isinstance(last, func.ReturnOp)
         results = list(last.arguments)
-        network = extract(self.context, self.target, self.function, self.fuse)
+        network = extract(self.context, self.target, self.function, self.fuse, self.keep)
+        self.constants = network.constants
         plan = self._plan(network)
         extra = self._scalar_parameters(old)
         inputs = [_buffer(arg.type) for arg in old.args]
@@ -115,12 +127,33 @@ class Segment:
             return plan_network(
                 self.target, network.specs, network.tensors, effort=self.effort, goal=self.goal
             )
+        except ConstantsDoNotFitError as error:
+            raise self._too_many_constants(network, error) from error
         except UnitDoesNotFitError as error:
             layer, answer = network.units[error.unit].layer, error.answer
             if isinstance(answer, BoxNoFit):
                 refusal = out_of_memory(layer, answer.buffers, answer.needed_bytes, self.target)
                 raise refusal from error
             raise no_tiling(layer, answer, self.target) from error
+
+    def _too_many_constants(
+        self, network: Network, error: ConstantsDoNotFitError
+    ) -> TilewrightError:
+        size = self.target.sram_size
+        free = size - error.needed_bytes
+        reasons = [f"they take {error.wanted_bytes} bytes; SRAM has {size}"]
+        if error.unit is None:
+            reasons.append("beside them there is no room for the tiles of all layers")
+        else:
+            layer = network.units[error.unit].layer
+            reasons.append(
+                f'layer "{layer}" needs {error.needed_bytes} bytes besides: {max(0, free)} are free'
+            )
+        names = [unit.layer for unit in network.units if unit.work.keep is not None]
+        reasons.append(f"of layers {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}")
+        return TilewrightError(
+            "E0401", "constants that shall stay in SRAM do not fit", reasons, "keep fewer of them"
+        )
 
     def _names(self, key: str) -> list[str]:
         value = self.function.attributes[key]

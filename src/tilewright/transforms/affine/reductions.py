@@ -13,6 +13,8 @@ from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
+from tilewright.schedule.footprint import align
+from tilewright.schedule.planner_items import constant_tiles
 from tilewright.schedule.tiling import Choice, ConvProblem, ConvTiling, NoFit, choose_conv
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine import bodies, moves, vector
@@ -87,7 +89,22 @@ class ConvWork:
         if self.joining is not None:
             second = self.joining.other
             other = sources[1] or nest.reshape(buffers.of(second), self.y_shape)
-        ConvNest(nest, layer(y, other)).emit()
+        ConvNest(nest, layer(y, other)).emit(buffers.kept.get(self.op))
+
+    def keep(self, buffers: Buffers, tiling: Tiling | None, reserved: int) -> None:
+        """Append constants that stay for the whole program."""
+        if tiling is None:
+            problem = self.problem.as_loaded()
+            choice = choose_conv(buffers.hardware, problem, reserved)
+            if isinstance(choice, NoFit):
+                raise no_tiling(self.layer, choice, buffers.hardware)
+            tiling = buffers.tilings[self.op] = choice.tiling
+        assert isinstance(tiling, ConvTiling)
+        buffers.nest.layer = self.layer
+        once = replace(tiling, weight_slots=1)
+        made = ConvNest(buffers.nest, self._layer(buffers, once, self.source)(self.result, None))
+        made.load_constants(stay=True)
+        buffers.kept[self.op] = made.ranges
 
     def _in_ddr(self, buffers: Buffers) -> SSAValue:
         """Return the input in DDR; of one that is mostly passed over, the pixels that are used."""
@@ -105,7 +122,11 @@ class ConvWork:
         values = (self.source, self.result)
         other = self.joining.other if self.joining is not None else None
         made = ConvNest(buffers.nest, self._layer(buffers, tiling, values[0])(values[1], other))
-        made.load_constants()
+        kept = buffers.kept.get(self.op)
+        if kept is None:
+            made.load_constants()
+        else:
+            made.take_constants(kept)
 
         def strip(first: int, last: int, sources: Sequence[SramImage], target: SramImage) -> None:
             made.strip(first, last, sources[0], target, sources[1] if other is not None else None)
@@ -124,8 +145,7 @@ class ConvWork:
 
         def made(y: Place, other: Place | None) -> ConvLayer:
             join = None
-            if joining is not None:
-                assert other is not None
+            if joining is not None and other is not None:
                 attributes, label = vector.scalars(joining.op), text(joining.op, "layer")
                 join = Join(joining.op, label, other, joining.first, attributes)
             return ConvLayer(
@@ -156,6 +176,8 @@ class ConvWork:
         """Return the plan's tiling, or the best by itself; log it."""
         problem, hardware = self.problem, buffers.hardware
         choice = None
+        if tiling is None:
+            tiling = buffers.tilings.get(self.op)
         if tiling is None:
             choice = choose_conv(hardware, problem, buffers.held_bytes)
         elif buffers.apart:
@@ -199,6 +221,10 @@ class Reductions:
     fuse: bool
     returned: set[SSAValue]
     order: Mapping[Operation, int]
+    keep: Callable[[str], bool]
+    """Whether the constants of a layer shall stay in SRAM."""
+    constants: set[str] = field(default_factory=set[str])
+    """Layers that have constants."""
     fused: set[Operation] = field(default_factory=set[Operation])
     """Ops that became part of a unit."""
 
@@ -225,6 +251,15 @@ class Reductions:
         problem, x_shape, y_shape, weights = self._problem(reduce, op, source, lut is not None)
         if problem.kind == "conv" and problem.kernel == (1, 1) and pad is None:
             problem = replace(problem, skips=max(problem.strides) > 1)
+        if problem.kind == "conv" and text(reduce, "kind") != "matmul":
+            self.constants.add(layer)
+            problem = replace(problem, kept=self.keep(layer))
+        if problem.kept and problem.batch > 1:
+            raise TilewrightError(
+                "E0401",
+                f'the constants of layer "{layer}" cannot stay in SRAM',
+                [f"it has {problem.batch} images, and cuts itself into tiles"],
+            )
         joining = self._joining(result, op, layer)
         if joining is not None:
             wider, reason = joined(self.target, problem, joining)
@@ -280,12 +315,21 @@ class Reductions:
             tuple(reads),
             result,
             producer,
-            Work(work.alone, work.begin),
+            Work(work.alone, work.begin, work.keep if problem.kept else None),
             None if why else problem,
             image=image,
             strided=y_shape == tensor_shape(result),
+            kept_bytes=self._kept_bytes(problem, layer) if problem.kept else 0,
             why_opaque=why,
         )
+
+    def _kept_bytes(self, problem: ConvProblem, layer: str) -> int:
+        """Return the SRAM of constants that stay, of the best tiling by itself."""
+        choice = choose_conv(self.target, problem.as_loaded())
+        if isinstance(choice, NoFit):
+            raise no_tiling(layer, choice, self.target)
+        count, *sizes = constant_tiles(self.target, problem.as_loaded(), choice.tiling)
+        return count * sum(align(size, self.target.sram_word_bytes) for size in sizes)
 
     def _joining(self, result: SSAValue, op: GenericOp, layer: str) -> Joining | None:
         """Return the elementwise operation that could be part of the nest that makes `result`."""

@@ -23,8 +23,10 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.permutation import merged_permutation
 from tilewright.schedule.placement import TileBuffer
+from tilewright.schedule.tiling import ConvTiling
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.affine.nest import Nest, view_of
+from tilewright.transforms.affine.index import Index
+from tilewright.transforms.affine.nest import Nest, View, view_of
 
 PASS = "tile-and-bufferize"
 Scalar = IntegerType | AnyFloat
@@ -54,7 +56,13 @@ class Buffers:
     apart: bool = False
     """Every layer is by itself, its tensors in DDR: the best tiling of each is its own."""
     held_bytes: int = 0
-    """SRAM that tensors take during the current step."""
+    """SRAM that tensors, and constants that stay, take during the current step."""
+    kept: dict[GenericOp, list[tuple[dict[str, Index], dict[str, View]]]] = field(
+        default_factory=dict[GenericOp, "list[tuple[dict[str, Index], dict[str, View]]]"]
+    )
+    """By requantisation: constants that stay, by range of output channels (`ConvNest.ranges`)."""
+    tilings: dict[GenericOp, ConvTiling] = field(default_factory=dict[GenericOp, ConvTiling])
+    """Of units that tile themselves and keep constants."""
 
     def of(self, value: SSAValue) -> SSAValue:
         """Return the buffer of a tensor; reshapes become other shapes of their source's buffer."""

@@ -44,6 +44,7 @@ class Emission:
     def run(self) -> None:
         """Append all steps."""
         self._made = self._first_writes()
+        self._keep()
         for number, step in enumerate(self.plan.steps):
             self.buffers.held_bytes = self._held_bytes(number)
             self._explain(number, step)
@@ -52,6 +53,14 @@ class Emission:
             else:
                 (unit,), (tiling,) = step.units, step.tilings
                 self._single(number, unit, tiling)
+
+    def _keep(self) -> None:
+        """Append constants that stay for the whole program."""
+        for number, step in enumerate(self.plan.steps):
+            for unit, tiling in zip(step.units, step.tilings, strict=True):
+                keep = self.network.units[unit].work.keep
+                if keep is not None:
+                    keep(self.buffers, tiling, self._held_bytes(number))
 
     def _first_writes(self) -> dict[int, int]:
         """Return by buffer the step that first writes it."""
@@ -63,7 +72,7 @@ class Emission:
         return found
 
     def _held_bytes(self, number: int) -> int:
-        return sum(
+        return self.plan.kept_bytes + sum(
             self._bytes(tensor)
             for tensor, home in enumerate(self.plan.homes)
             if self.network.tensors[tensor].inside is None

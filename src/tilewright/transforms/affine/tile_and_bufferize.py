@@ -21,6 +21,7 @@ between nests, and which nests take turns row by row: docs/concepts/groups.md.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -42,6 +43,11 @@ from tilewright.schedule.planner import GOALS, Goal
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.layers import Segment, stored_type
 
+CONSTANTS = "constants_in_sram"
+"""Attribute of a module: layers whose constants stay in SRAM."""
+EVERY = "*"
+"""Stands for all of them."""
+
 
 @dataclass(frozen=True)
 class TileAndBufferizePass(ModulePass):
@@ -50,6 +56,9 @@ class TileAndBufferizePass(ModulePass):
     Without `fuse` every addition has its own nest, and every tensor lies in DDR; `effort` 0 keeps
     the latter only. More effort compares more plans. The plan has the fewest cycles (`goal`
     `speed`) or takes the least memory for activations (`size`).
+
+    The constants of the layers that the module's attribute `constants_in_sram` names (an array of
+    strings; `["*"]`: all) are loaded once, before everything else, and stay.
 
     Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
     last arguments; `arg_names` names all arguments and `result_names` the results. A module without
@@ -65,9 +74,10 @@ class TileAndBufferizePass(ModulePass):
         """Rewrite the module in place.
 
         Raises:
-            TilewrightError: E0401 when a layer does not fit SRAM however it is cut, E0402 when the
+            TilewrightError: E0401 when a layer does not fit SRAM however it is cut, or constants
+            that shall stay do not, E0402 when the
             chip has no instruction for it, E0403 for images that are not NHWC, E0702 for a goal
-            that is none.
+            or a layer that is none.
         """
         context = compile_context(ctx)
         functions = [item for item in op.body.block.ops if isinstance(item, func.FuncOp)]
@@ -86,6 +96,16 @@ def _goal(name: str) -> Goal:
             return goal
     raise TilewrightError(
         "E0702", f"the goal of a plan must be one of {', '.join(GOALS)}, not `{name}`"
+    )
+
+
+def _no_constants(name: str, known: set[str]) -> TilewrightError:
+    near = difflib.get_close_matches(name, sorted(known), n=3)
+    return TilewrightError(
+        "E0702",
+        f"the chip has no convolution or matrix product `{name}` with constants of its own",
+        ["they are to stay in SRAM"],
+        f"near: {', '.join(near)}" if near else "",
     )
 
 
@@ -111,15 +131,29 @@ class _Module:
     goal: Goal
 
     def run(self) -> None:
+        names = self.module.attributes.get(CONSTANTS)
+        kept = (
+            {item.data for item in names if isinstance(item, StringAttr)}
+            if isinstance(names, ArrayAttr)
+            else set[str]()
+        )
+        constants: set[str] = set()
         replaced: list[func.FuncOp] = []
         added: dict[str, list[str]] = {}
         for function in self.functions:
             name = function.sym_name.data
             if _on_chip(function):
                 segment = Segment(
-                    self.context, self.target, function, self.fuse, self.effort, self.goal
+                    self.context,
+                    self.target,
+                    function,
+                    self.fuse,
+                    self.effort,
+                    self.goal,
+                    lambda layer: layer in kept or EVERY in kept,
                 )
                 replaced.append(segment.build())
+                constants |= segment.constants
                 added[name] = segment.added
             elif name == "main" and function.body.blocks:
                 replaced.append(self._main(function, added))
@@ -127,6 +161,8 @@ class _Module:
                 replaced.append(self._declaration(function))
             else:
                 raise TilewrightError("E0501", f"@{name} is not known at the affine level")
+        for name in sorted(kept - constants - {EVERY}):
+            raise _no_constants(name, constants)
         for function in self.functions:
             function.detach()
             function.erase(safe_erase=False)

@@ -56,6 +56,8 @@ Strip = Callable[[int, int, Sequence[SramImage], SramImage], None]
 class Work:
     """How a unit is built.
 
+    `keep` appends constants that stay for the whole program, before all nests, given the tiling
+    (None: it chooses its own beside some bytes of SRAM).
     `alone` appends a nest, given the tiling (None: it chooses its own) and for every operand and
     for the result the image in SRAM (None: it lies in DDR). `begin` appends what all rows need, and
     returns what appends some rows.
@@ -63,6 +65,7 @@ class Work:
 
     alone: Callable[[Buffers, Tiling | None, Sequence[SramImage | None], SramImage | None], None]
     begin: Callable[[Buffers, Tiling], Strip] | None = None
+    keep: Callable[[Buffers, Tiling | None, int], None] | None = None
 
 
 @dataclass
@@ -85,5 +88,7 @@ class Unit:
     """Of the result; of no interest if it tiles itself."""
     strided: bool = False
     """Whether it can write a part of a concatenation in place."""
+    kept_bytes: int = 0
+    """SRAM of constants that stay, about."""
     why_opaque: str = ""
     """Why there is no problem."""

@@ -34,6 +34,8 @@ from tilewright.transforms.tpu.nests import (
 )
 from tilewright.transforms.tpu.views import Tile
 
+KEPT = "kept"
+"""Attribute of tiles of constants that stay to the end of the program: no nest's own."""
 STREAMED = ("input", "output", HELD)
 """Roles of buffers that two engines work on at the same time; others are small or read once."""
 
@@ -158,6 +160,8 @@ class _Layout:
             name, attr_str(op, "role"), self.nests.tile_bytes(op), attr_int(op, "slots", 1), at, at,
             layer_of(op),
         )  # fmt: skip
+        if KEPT in op.attributes:
+            buffer.use(max(self.position.values()))
         for user in users(op.memref):
             buffer.use(self.position[user])
             if not isinstance(user, GenericOp):
@@ -186,7 +190,11 @@ class _Layout:
                 parent.setdefault(key, key)
             parent[find(two)] = find(one)
 
-        tiles = {op.memref: op for op in self.allocs if attr_str(op, "role") != HELD}
+        tiles = {
+            op.memref: op
+            for op in self.allocs
+            if attr_str(op, "role") != HELD and KEPT not in op.attributes
+        }
         for op in self.generics:
             parent.setdefault(op, op)
             own = [root(value) for value in (*op.inputs, *op.outputs) if root(value) in tiles]
