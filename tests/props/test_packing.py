@@ -18,7 +18,7 @@ from tilewright.codegen.verify import default_registers, verify_program
 from tilewright.dialects import quant
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.interp.run import run_affine, run_linalg
-from tilewright.schedule.footprint import Packing
+from tilewright.schedule.footprint import Packing, pixel_pitch
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import Dispatched, sequence
 from tilewright.spec.timing import mac_cycles
@@ -71,9 +71,8 @@ def packed_bits(
     context.target = hardware
     TileAndBufferizePass().apply(context, module)
     for op in reductions(module):
-        op.attributes["packing"] = ArrayAttr(
-            [IntegerAttr(packing.pixels, i64), IntegerAttr(int(packing.runs), i64)]
-        )
+        numbers = packing.pixels, int(packing.runs), packing.stack, packing.stack_pitch
+        op.attributes["packing"] = ArrayAttr([IntegerAttr(number, i64) for number in numbers])
         source = root(op.inputs[0]).owner
         assert isinstance(source, Operation)
         source.attributes.pop("dense", None)
@@ -91,6 +90,14 @@ def packed_bits(
     code = program.instructions()
     verify_program(code, hardware)
     return list(sequence(code, hardware.scalar_registers, default_registers(hardware)))
+
+
+def stacked(case: dict[str, Any], pixels: int, more: int) -> Packing:
+    """Return a packing that gathers kernel rows, `more` bytes between units."""
+    ins, (k_h, _) = case["ins"], case["kernel"]
+    pixel = ins if case["dense"] else pixel_pitch(machine(case["lanes"], case["word"]), ins)
+    size = k_h * ((pixels - 1) * pixel + ins)
+    return Packing(1, True, case["dense"], pixels, size + more)
 
 
 @st.composite
@@ -134,8 +141,38 @@ def test_packed_convolution(case: dict[str, Any], seed: int) -> None:
     packed_bits(graph, hardware, packing, seed, y)
 
 
+@QUICK
+@given(layers(), st.data(), st.integers(0, 2**31))
+def test_gathered_kernel_rows(case: dict[str, Any], data: st.DataObject, seed: int) -> None:
+    case |= {"group": 1, "ins": 1 + case["ins"] % 9, "dilations": (case["dilations"][0], 1)}
+    n, h, w = case["image"]
+    k_h, k_w = case["kernel"]
+    pads, reach = case["pads"], (k_h - 1) * case["dilations"][0] + 1
+    assume(h + pads[0] + pads[2] >= reach and w + pads[1] + pads[3] >= k_w)
+    stride = case["strides"][1]
+    parts = [k_w, *(part for part in range(1, k_w) if k_w % part == stride % part == 0)]
+    packing = stacked(case, data.draw(st.sampled_from(parts)), data.draw(st.integers(0, 9)))
+    rng = np.random.default_rng(seed)
+    graph = Graph(x=codes((n, h, w, case["ins"]), zero=-5))
+    y = graph.conv(
+        "conv", graph.input("x"), rng, case["outs"], (k_h, k_w), case["strides"], pads,
+        case["dilations"],
+    )  # fmt: skip
+    packed_bits(graph, machine(case["lanes"], case["word"]), packing, seed, y)
+
+
 Case = tuple[int, int, int, tuple[int, int], int, int, Packing]
 NAMED: dict[str, Case] = {
+    "a stem whose kernel rows are gathered": (
+        3,
+        40,
+        1,
+        (7, 7),
+        2,
+        27,
+        Packing(1, True, True, 7, 160),
+    ),
+    "kernel rows gathered by the pixel": (3, 16, 1, (5, 5), 2, 27, Packing(1, True, False, 1, 16)),
     "a stem": (3, 8, 1, (7, 7), 2, 27, Packing(3, True, True)),
     "a kernel row beyond the array": (24, 16, 1, (3, 3), 1, 12, Packing(2, True)),
     "a pixel": (16, 8, 1, (1, 1), 1, 20, Packing(4, True)),

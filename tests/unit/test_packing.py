@@ -81,6 +81,29 @@ def test_a_stem_is_loaded_by_rows() -> None:
     assert not any(item.dense for item in packings(WIDE, held))
 
 
+@pytest.mark.parametrize(("chip", "least"), [("edge16", 10), ("tiny8", 19)])
+def test_narrow_arrays_gather_the_rows_of_a_stem(chip: str, least: int) -> None:
+    """One vector a window, without gaps: as many steps as its elements need rows."""
+    hardware = load_target(chip)
+    problem = replace(STEM, out_channels=hardware.array_size)
+    wide = replace(STEM, out_channels=64)
+    best = packings(hardware, wide)[-1]
+    form = wide.form(hardware, best)
+    assert best.stack == 7
+    assert form.row_blocks * form.kernel_steps == least
+    assert wide.cycles(hardware, PLAIN) > 1.9 * wide.cycles(hardware, best)
+    # With one block of results a gathered row is read once: gathering takes longer than it saves.
+    assert problem.cycles(hardware, packings(hardware, problem)[-1]) <= problem.cycles(
+        hardware, PLAIN
+    )
+
+
+def test_gathering_is_not_for_pixels_that_fill_the_array() -> None:
+    for chip in SHIPPED:
+        assert not any(item.stack for item in packings(chip, RESIDUAL))
+        assert not any(item.stack for item in packings(chip, DEPTHWISE))
+
+
 def test_a_narrow_last_tile_bounds_the_pixels() -> None:
     narrow = replace(RESIDUAL, least_columns=1)
     assert all(item.pixels == 1 for item in packings(WIDE, narrow))

@@ -19,6 +19,8 @@ Fitted to the cycle simulator: of 16, 100, 200 and 400, this gave the fastest pr
 """
 HELD_TILE_OVERHEAD_CYCLES = 40
 """The same of a tile whose activations are neither loaded nor stored (measured likewise)."""
+INSTRUCTION_CYCLES = 8
+"""From the end of an instruction's work to the start of the next one's that waits for nothing."""
 EXPOSED = 0.5
 """The part of a nest's first load and last store that the nests around it do not hide (fitted)."""
 TRAFFIC_WEIGHT = 0.05
@@ -106,6 +108,18 @@ def _step_cycles(hardware: Hardware, form: ConvForm) -> list[tuple[float, int]]:
 
 def mac_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> float:
     """Return the cycles of the MAC array for a tile of `rows` x `columns` output pixels."""
+    if form.stack is not None:
+        part = form.piece_rows(hardware, rows, columns)
+        full, rest = divmod(rows, part)
+        # What the first rows need is gathered before.
+        cycles = part * _gather_cycles(hardware, form, columns)
+        for count, size in ((full, part), (1, rest)):
+            if size:
+                pieces = ceil(form.blocks / join_blocks(hardware, size, columns))
+                each = hardware.mac_latency + form.rows + INSTRUCTION_CYCLES
+                work = _instruction_cycles(hardware, form, size, columns)
+                cycles += count * (work + pieces * each)
+        return cycles
     vectors, rest = divmod(columns, form.pixel_pack)
     # What is left of a row is an instruction of its own.
     return sum(
@@ -131,11 +145,26 @@ def _instruction_cycles(hardware: Hardware, form: ConvForm, rows: int, vectors: 
     return form.blocks * block * form.kernel_steps + form.parts * (first + hardware.mac_latency)
 
 
-def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:
-    """Return the cycles of the vector unit that requantises the tile."""
+def drain_cycles(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> float:
+    """Return the cycles of the vector unit that requantises the tile, and gathers its inputs."""
     vector = max(1, words(hardware, form.columns * form.element_bytes))
     vectors = form.vectors(columns)
-    return form.blocks * rows * vectors * vector + form.parts * hardware.vector_latency
+    drain = form.blocks * rows * vectors * vector + form.parts * hardware.vector_latency
+    return drain + rows * _gather_cycles(hardware, form, columns)
+
+
+def _gather_cycles(hardware: Hardware, form: ConvForm, columns: int) -> float:
+    """Return the cycles of the vector unit that gathers kernel rows for a row of pixels."""
+    stack = form.stack
+    if stack is None:
+        return 0.0
+    cycles = 0.0
+    for row in range(stack.kernel_rows):
+        for first in range(0, stack.run, hardware.vector_lanes):
+            size = min(hardware.vector_lanes, stack.run - first)
+            read = mean_words(hardware, size, stack.advance * stack.pixel, first)
+            cycles += max(read, mean_words(hardware, size, stack.pitch, row * stack.run + first))
+    return cycles * ((columns - 1) * form.steps[0] + stack.units)
 
 
 def drain_tail(hardware: Hardware, form: ConvForm, rows: int, columns: int) -> int:

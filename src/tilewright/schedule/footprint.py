@@ -6,7 +6,7 @@ One definition for both, so that a tile that was planned to fit does fit.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 
 from tilewright.spec.hardware import Hardware
 
@@ -48,7 +48,8 @@ class Packing:
     """How many pixels share a pass through the array, and how its weights are laid out.
 
     A choice of the tiler that changes no result: the affine level carries it as the attribute
-    `packing = [pixels, runs]` of a `conv` or `sum`, and `dense` of the allocation of its input.
+    `packing = [pixels, runs]` of a `conv` or `sum` (or `[pixels, runs, stack, stack_pitch]`), and
+    `dense` of the allocation of its input.
     """
 
     pixels: int = 1
@@ -59,6 +60,12 @@ class Packing:
     dense: bool = False
     """Nothing lies between the pixels of the input tile, which is loaded from DDR: a row is one
     run for the DMA, not a run a pixel. Only with `runs`."""
+    stack: int = 0
+    """If not zero, the vector unit first gathers the kernel rows: for so many pixels side by side,
+    those of all kernel rows lie behind each other, and one vector takes in the whole window. Only
+    with `runs`, and one pixel a pass."""
+    stack_pitch: int = 0
+    """Bytes from one such group of pixels to the next."""
 
     @property
     def plain(self) -> bool:
@@ -67,6 +74,30 @@ class Packing:
 
 
 PLAIN = Packing()
+
+
+@dataclass(frozen=True)
+class Stack:
+    """How kernel rows are gathered (`Packing.stack`): units of some pixels of all kernel rows."""
+
+    pixels: int
+    """Pixels of a unit."""
+    advance: int
+    """Pixels from the first of one unit to the first of the next."""
+    units: int
+    """Units a window spans."""
+    kernel_rows: int
+    run: int
+    """Bytes a unit has of one kernel row."""
+    pixel: int
+    """Bytes from one pixel to the next, as in the tile they are copied from."""
+    pitch: int
+    """Bytes from one unit to the next."""
+
+    def row_units(self, hardware: Hardware, columns: int, step: int) -> int:
+        """Return the units of a row of `columns` windows, `step` units apart, in whole words."""
+        whole = hardware.sram_word_bytes // gcd(hardware.sram_word_bytes, self.pitch)
+        return align((columns - 1) * step + self.units, whole)
 
 
 @dataclass(frozen=True)
@@ -114,6 +145,8 @@ class ConvForm:
     """Stride and dilation along a row, in input pixels."""
     kernel_columns: int = 1
     """Kernel positions along a row."""
+    stack: Stack | None = None
+    """Kernel rows are gathered first: `pitch`, `steps` and `kernel_columns` are those of units."""
 
     @property
     def pixel_channels(self) -> int:
@@ -164,6 +197,19 @@ class ConvForm:
         """Weight rows of one output-channel block."""
         return self.kernel_steps * (1 if self.diagonal else self.vector)
 
+    def piece_rows(self, hardware: Hardware, rows: int, columns: int) -> int:
+        """Return the rows that one instruction takes of what is gathered for it: a block's."""
+        most = max(1, hardware.accumulator_rows // columns)
+        return ceil(rows / ceil(rows / most))
+
+    def stack_bytes(self, hardware: Hardware, rows: int, columns: int) -> int:
+        """Return the bytes of one of the two tiles that kernel rows are gathered into, or 0."""
+        if self.stack is None:
+            return 0
+        units = self.stack.row_units(hardware, columns, self.steps[0])
+        most = max(1, hardware.accumulator_rows // columns)
+        return min(rows, most) * units * self.stack.pitch
+
     def weight_bytes(self, hardware: Hardware) -> int:
         """Return the bytes of the tile's packed weights, rounded up to words."""
         size = self.blocks * self.weight_rows * self.weight_pitch
@@ -211,6 +257,16 @@ def conv_form(
         return ConvForm(
             True, False, 1, 1, columns, columns, columns, columns, k_h * k_w, columns,
             element_bytes, packing.pixels, out_pitch, pitch, steps, k_w,
+        )  # fmt: skip
+    stack = None
+    if packed:
+        stack = _stack_of(packing, in_channels, group, kernel, stride_x, dilation_x, pitch)
+    if stack is not None:
+        vector = (stack.units - 1) * stack.pitch + k_h * stack.run
+        return ConvForm(
+            False, True, 1, 1, in_channels, out_channels, vector, min(size, vector), 1,
+            min(size, out_channels), element_bytes, pitch=stack.pitch,
+            steps=(stride_x // stack.advance, 1), kernel_columns=stack.units, stack=stack,
         )  # fmt: skip
     wide = pitch // element_bytes
     merged = packed or (
@@ -260,18 +316,40 @@ def can_pack(
 ) -> bool:
     """Tell whether a tile's pixels can be packed that way (the columns of a row apart).
 
-    All results of a pass lie in one block of columns, as far apart as in memory. On the diagonal
-    packed pixels read what lies side by side: a stride of 1, the pixels of input and result equally
-    far apart. Only codes: in fp16 what lies between two pixels may be no number, and what is
-    summed in which order would change results.
+    The results of several pixels lie in one block of columns, as far apart as in memory. On the
+    diagonal packed pixels read what lies side by side: a stride of 1, the pixels of input and
+    result equally far apart. Only codes: in fp16 what lies between two pixels may be no number, and
+    what is summed in which order would change results.
     """
     if packing.plain or element_bytes != 1:
         return False
-    if (packing.pixels - 1) * out_pitch + out_channels > hardware.array_size:
+    columns = (packing.pixels - 1) * out_pitch + out_channels
+    if packing.pixels > 1 and columns > hardware.array_size:
         return False
     if packing.runs:
         return True
     return diagonal and stride_x == 1 and pitch == out_pitch and in_channels == out_channels
+
+
+def _stack_of(
+    packing: Packing,
+    in_channels: int,
+    group: int,
+    kernel: tuple[int, int],
+    stride_x: int,
+    dilation_x: int,
+    pitch: int,
+) -> Stack | None:
+    """Return how a packing gathers kernel rows; None: not at all, or it cannot."""
+    k_h, k_w = kernel
+    pixels = packing.stack
+    if not pixels or packing.pixels > 1 or group > 1 or dilation_x > 1 or k_w % pixels:
+        return None
+    advance = stride_x if pixels == k_w else pixels
+    run = (pixels - 1) * pitch + in_channels
+    if stride_x % advance or packing.stack_pitch < k_h * run:
+        return None
+    return Stack(pixels, advance, k_w // pixels, k_h, run, pitch, packing.stack_pitch)
 
 
 def vector_words(hardware: Hardware, size_bytes: int, alignment: int) -> int:

@@ -6,11 +6,19 @@ drained; the weights, embedded in zeros, grow by more than as much.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
 from tilewright.schedule.cost import drain_cycles, mac_cycles, rates, tile_words
-from tilewright.schedule.footprint import PLAIN, ConvForm, Packing, conv_form, pixel_pitch
+from tilewright.schedule.footprint import (
+    PLAIN,
+    ConvForm,
+    Packing,
+    align,
+    conv_form,
+    pixel_pitch,
+)
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
 
@@ -76,23 +84,17 @@ def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]
     only; the reduction must not be split, the result's tile hold nothing but the result, and the
     weights be constants.
     """
-    gap = pixel_pitch(hardware, problem.in_channels) > problem.in_channels
-    options = [(False, False), (True, False)]
-    if problem.loaded is not None and gap:
-        options.append((True, True))
-    pitch = pixel_pitch(hardware, problem.out_channels)
-    most = (hardware.array_size - problem.out_channels) // pitch + 1
     found: list[tuple[int, float, int, Packing]] = []
-    for pixels in range(1, min(max(1, most), problem.least_columns) + 1):
-        for runs, dense in options:
-            packing = Packing(pixels, runs, dense)
-            form = problem.form(hardware, packing)
-            if packing.plain or form.row_blocks > MAX_CHANNEL_BLOCKS:
-                continue
-            if runs != form.merge_kernel_row or form.pixel_pack != pixels:
-                continue
-            cycles = problem.cycles(hardware, packing)
-            found.append((form.weight_bytes(hardware), cycles, len(found), packing))
+    for packing in _options(hardware, problem):
+        form = problem.form(hardware, packing)
+        if packing.plain or form.row_blocks > MAX_CHANNEL_BLOCKS:
+            continue
+        if packing.runs != form.merge_kernel_row or form.pixel_pack != packing.pixels:
+            continue
+        if bool(packing.stack) != (form.stack is not None):
+            continue
+        cycles = problem.cycles(hardware, packing)
+        found.append((form.weight_bytes(hardware), cycles, len(found), packing))
     answer, last = [PLAIN], problem.cycles(hardware, PLAIN)
     best = min((cycles for _, cycles, _, _ in found), default=last)
     for _, cycles, _, packing in sorted(found, key=lambda item: item[:3]):
@@ -100,3 +102,31 @@ def packings(hardware: Hardware, problem: PackingProblem) -> tuple[Packing, ...]
             answer.append(packing)
             last = cycles
     return tuple(answer)
+
+
+def _options(hardware: Hardware, problem: PackingProblem) -> Iterator[Packing]:
+    """Yield packings that may be possible."""
+    gap = pixel_pitch(hardware, problem.in_channels) > problem.in_channels
+    options = [(False, False), (True, False)]
+    if problem.loaded is not None and gap:
+        options.append((True, True))
+    pitch = pixel_pitch(hardware, problem.out_channels)
+    most = (hardware.array_size - problem.out_channels) // pitch + 1
+    for pixels in range(1, min(max(1, most), problem.least_columns) + 1):
+        for runs, dense in options:
+            yield Packing(pixels, runs, dense)
+    k_h, k_w = problem.kernel
+    # Wider pixels fill the array by themselves.
+    if k_h == 1 or problem.in_channels * 2 >= hardware.array_size:
+        return
+    for runs, dense in options:
+        pixel = problem.in_channels if dense else pixel_pitch(hardware, problem.in_channels)
+        for pixels in (part for part in range(1, k_w + 1) if runs and k_w % part == 0):
+            size = k_h * ((pixels - 1) * pixel + problem.in_channels)
+            unit = 1
+            pitches: set[int] = set()
+            while unit <= hardware.sram_word_bytes:
+                pitches.add(align(size, unit))
+                unit *= 2
+            for wide in sorted(pitches):
+                yield Packing(1, True, dense, pixels, wide)

@@ -93,6 +93,8 @@ class UnitForm:
     weight_bytes: int
     parameter_bytes: int
     ddr_bytes: int
+    gathered_bytes: int = 0
+    """Of one of the two tiles that kernel rows are gathered into."""
 
 
 def held_problem(problem: ConvProblem | BoxProblem, part: bool) -> ConvProblem | BoxProblem:
@@ -151,12 +153,14 @@ def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm
         own = parameter_bytes(hardware, form.blocks, problem.element_bytes)
         once = align(TABLE_BYTES, hardware.sram_word_bytes) if problem.table else 0
         once += parameter_bytes(hardware, 1) if problem.second else 0
+        gathered = form.stack_bytes(hardware, problem.out_rows, problem.out_columns)
         if problem.kept:
-            return UnitForm(tiling, 0, once, once)
+            return UnitForm(tiling, 0, once, once, gathered)
         if problem.kind == "sum":
             return UnitForm(tiling, weights, count * own + once, count * own + once)
         total = count * weights
-        return UnitForm(tiling, total, count * own + once, total + count * own + once)
+        size = count * own + once
+        return UnitForm(tiling, total, size, total + size, gathered)
     return None
 
 
@@ -331,7 +335,7 @@ def _fixed(hardware: Hardware, chain: Chain) -> tuple[int, int, int]:
     kept = [form for form in forms if form is not None]
     return (
         sum(form.weight_bytes for form in kept),
-        sum(form.parameter_bytes for form in kept),
+        sum(form.parameter_bytes + 2 * form.gathered_bytes for form in kept),
         sum(form.ddr_bytes for form in kept),
     )
 

@@ -133,6 +133,8 @@ def _single(
         loaded = replace(unit.problem, held=held).as_loaded()
         tiles = tiling.buffers(hardware, loaded)
         apart = (f"t{buffers[0]}" if flags[0] else f"s{number} input",)
+        if any(tile.role == "gathered" for tile in tiles):
+            apart = (f"s{number} gathered",)
         if loaded.kept:
             last = len(plan.steps) - 1
             kept = _kept_items(hardware, step.units[0], loaded, tiling, last, apart)
@@ -186,6 +188,9 @@ def _cascade(
         assert made is not None
         source = buffer_of(tensors, unit.reads[0].tensor)
         apart = f"t{source}" if held_at(plan.homes[source], number) else f"s{number} r{source}"
+        if made.gathered_bytes:
+            apart = f"s{number} g{index}"
+            items.append(Item(apart, "gathered", made.gathered_bytes, 2, number, number))
         if isinstance(problem, ConvProblem) and problem.kept:
             assert isinstance(tiling, ConvTiling)
             last = len(plan.steps) - 1

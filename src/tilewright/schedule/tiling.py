@@ -306,6 +306,9 @@ class ConvTiling:
                 TileBuffer("second", "input", result, self.second_slots),
                 TileBuffer("scalars", "scalar", parameter_bytes(hardware, 1), 1),
             ]
+        gathered = form.stack_bytes(hardware, self.rows, self.columns)
+        if gathered:
+            buffers.append(TileBuffer("gathered", "gathered", gathered, 2))
         if problem.table:
             buffers.append(
                 TileBuffer("table", "table", align(TABLE_BYTES, hardware.sram_word_bytes), 1)
@@ -568,7 +571,8 @@ class Search:
                 slots = {"input": inputs, "weights": weights, "output": outputs, "second": seconds}
                 slots["parameters"] = weights if shared else 1
                 buffers = [
-                    TileBuffer(b.name, b.role, b.size_bytes, slots.get(b.name, 1)) for b in single
+                    TileBuffer(b.name, b.role, b.size_bytes, slots.get(b.name, b.slots))
+                    for b in single
                 ]
                 if packed_bytes(self.hardware, buffers, self.reserved) > self.hardware.sram_size:
                     continue

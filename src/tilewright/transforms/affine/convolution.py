@@ -17,7 +17,7 @@ What lies in SRAM as a whole is neither loaded nor stored: its tiles are views o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from xdsl.dialects.builtin import (
@@ -382,7 +382,10 @@ class ConvNest:
         }
         packing = tiling.packing
         if not packing.plain:
-            attributes["packing"] = _ints((packing.pixels, int(packing.runs)))
+            numbers = (packing.pixels, int(packing.runs))
+            if packing.stack:
+                numbers = (*numbers, packing.stack, packing.stack_pitch)
+            attributes["packing"] = _ints(numbers)
         if problem.kind == "sum":
             window = self.tiles["window"]
             attributes["kernel"] = _ints(tiling.kernel)
@@ -464,5 +467,5 @@ def _mark(tile: View, name: str) -> None:
     owner.attributes[name] = UnitAttr()
 
 
-def _ints(values: tuple[int, int]) -> Attribute:
+def _ints(values: Sequence[int]) -> Attribute:
     return ArrayAttr([IntegerAttr(value, i64) for value in values])

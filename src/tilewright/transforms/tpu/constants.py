@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.schedule.footprint import ConvForm, align
+from tilewright.schedule.footprint import ConvForm, Stack, align
 from tilewright.spec.hardware import Hardware
 
 Bytes = npt.NDArray[np.uint8]
@@ -93,6 +93,8 @@ def _run_matrix(form: ConvForm, weights: npt.NDArray[Any], wide: int) -> npt.NDA
     `wide` is the elements from one pixel of the run to the next.
     """
     out_channels, group_in, k_h, k_w = weights.shape
+    if form.stack is not None:
+        return _stack_matrix(form, form.stack, weights)
     groups = form.part_in_channels // group_in
     group_out = out_channels // groups
     stride, dilation = form.steps
@@ -108,6 +110,19 @@ def _run_matrix(form: ConvForm, weights: npt.NDArray[Any], wide: int) -> npt.NDA
             )
     run = rows.reshape(k_h, -1, form.part_out_channels)[:, : form.vector]
     return run.reshape(1, k_h * form.vector, form.part_out_channels)
+
+
+def _stack_matrix(form: ConvForm, stack: Stack, weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return [1, element of the window's units, column], zero where nothing belongs."""
+    out_channels, in_channels, k_h, k_w = weights.shape
+    rows = np.zeros((stack.units, stack.pitch, out_channels), weights.dtype)
+    by_position = weights.transpose(2, 3, 1, 0)  # ky, kx, input, output
+    for ky in range(k_h):
+        for kx in range(k_w):
+            unit, pixel = divmod(kx, stack.pixels)
+            first = ky * stack.run + pixel * stack.pixel
+            rows[unit, first : first + in_channels] = by_position[ky, kx]
+    return rows.reshape(1, -1, out_channels)[:, : form.vector]
 
 
 def pack_parameters(

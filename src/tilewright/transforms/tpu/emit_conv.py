@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.cost import join_blocks
-from tilewright.schedule.footprint import ConvForm
+from tilewright.schedule.footprint import ConvForm, Stack
+from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME, DTYPES, FUNCTIONS
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.instruction import Instr
-from tilewright.transforms.tpu.views import Accumulator, Tile, View, tile_address, tile_strides
+from tilewright.transforms.tpu.views import (
+    Accumulator,
+    Tile,
+    View,
+    tile_address,
+    tile_strides,
+    whole,
+)
 
 Fields = dict[str, int]
 HALF = DTYPES.index("fp16")
@@ -39,6 +48,8 @@ class Reduction:
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
+    gathered: tuple[Tile, ...] = ()
+    """Two tiles, in turn, into which kernel rows are gathered (`ConvForm.stack`)."""
 
 
 @dataclass(frozen=True)
@@ -205,6 +216,126 @@ def issue_mac(
     )
 
 
+def _rows_of(view: View, first: int, count: int) -> View:
+    """Return some rows of a view [h, w, c]."""
+    offset = view.offset + first * view.strides[0]
+    return View(view.buffer, offset, (count, *view.sizes[1:]), view.strides)
+
+
+@dataclass(frozen=True)
+class _Gathered:
+    """Kernel rows of some output rows in one of a reduction's two tiles for them."""
+
+    work: Reduction
+    first: int
+    """First output row."""
+    rows: int
+    tile: Tile
+
+    @property
+    def stack(self) -> Stack:
+        """How they lie there."""
+        assert self.work.form.stack is not None
+        return self.work.form.stack
+
+    def units(self, hardware: Hardware) -> int:
+        """Return the units of a row."""
+        columns = self.work.out.squeezed(3).sizes[1]
+        return self.stack.row_units(hardware, columns, self.work.form.steps[0])
+
+    def copy(self, emitter: Emitter, begin: int, end: int) -> None:
+        """Append the copy of kernel rows `begin..end` (exclusive)."""
+        work, stack = self.work, self.stack
+        act = work.act.squeezed(3)
+        source = act.buffer
+        assert isinstance(source, Tile)
+        row, pixel, _ = tile_strides(act)
+        row = row or source.shape[-2] * source.pitch
+        assert pixel in (0, stack.pixel), (pixel, stack)
+        columns = work.out.squeezed(3).sizes[1]
+        emitter.layer = work.layer
+        emitter.add(
+            "vec_copy",
+            reads=[source.region],
+            writes=[self.tile.region],
+            src=tile_address(act)
+            + (self.first * work.strides[0] + begin * work.dilations[0]) * row,
+            dst=self.tile.address + begin * stack.run,
+            n0=stack.run,
+            n1=(columns - 1) * work.form.steps[0] + stack.units,
+            n2=end - begin,
+            n3=self.rows,
+            src_s0=1,
+            src_s1=stack.advance * stack.pixel,
+            src_s2=work.dilations[0] * row,
+            src_s3=work.strides[0] * row,
+            dst_s0=1,
+            dst_s1=stack.pitch,
+            dst_s2=stack.run,
+            dst_s3=self.units(emitter.hardware) * stack.pitch,
+        )
+
+    def reduction(self, hardware: Hardware) -> Reduction:
+        """Return the reduction over it: a kernel of one row of units."""
+        work, stack = self.work, self.stack
+        shape = (self.rows, self.units(hardware), stack.pitch)
+        tile = Tile(self.tile.role, shape, self.tile.address, stack.pitch, self.tile.size_bytes)
+        return replace(
+            work,
+            act=whole(tile),
+            out=_rows_of(work.out.squeezed(3), self.first, self.rows),
+            kernel=(1, stack.units),
+            strides=(1, work.form.steps[0]),
+            dilations=(1, 1),
+        )
+
+
+def _gather(emitter: Emitter, work: Reduction) -> list[_Gathered]:
+    """Return what the instructions of a reduction that gathers kernel rows cover."""
+    hardware = emitter.hardware
+    rows, columns, _ = work.out.squeezed(3).sizes
+    step = min(
+        work.form.piece_rows(hardware, rows, columns),
+        work.gathered[0].size_bytes // work.form.stack_bytes(hardware, 1, columns),
+    )
+    return [
+        _Gathered(work, first, min(step, rows - first), work.gathered[index % 2])
+        for index, first in enumerate(range(0, rows, step))
+    ]
+
+
+def _reduce_gathered(
+    emitter: Emitter, work: Reduction, chunk: _Chunk, out: View, fields: Fields
+) -> None:
+    """Append the instructions of a chunk of a reduction that gathers kernel rows.
+
+    While the array works, the vector unit gathers what the array needs next: a share of it before
+    every drain of as many blocks as the accumulators hold, so that the array need not wait.
+    """
+    hardware, tile = emitter.hardware, out.buffer
+    assert isinstance(tile, Tile)
+    parts = _gather(emitter, work)
+    columns = work.out.squeezed(3).sizes[1]
+    (span,) = _spans(emitter, work.form, columns)
+    kernel_rows = parts[0].stack.kernel_rows
+    parts[0].copy(emitter, 0, kernel_rows)
+    for part, following in zip_longest(parts, parts[1:]):
+        reduction = part.reduction(hardware)
+        step = join_blocks(hardware, part.rows, columns)
+        shares = ceil(chunk.count / step)
+        for share in range(shares):
+            begin, end = (number * kernel_rows // shares for number in (share, share + 1))
+            if following is not None and begin < end:
+                following.copy(emitter, begin, end)
+            first = share * step
+            piece = _Chunk(chunk.part, chunk.first + first, min(step, chunk.count - first))
+            mac = issue_mac(emitter, reduction, piece, span, accumulate=False)
+            mac.fields["push"] = 1
+            tile.drains.append(len(emitter.program))
+            own = fields | {name: fields[name] + first for name in ("param", "v") if name in fields}
+            _drain(emitter, work.form, mac, _rows_of(out, part.first, part.rows), piece, span, own)
+
+
 def reduce(emitter: Emitter, work: Reduction, split: bool) -> None:
     """Take up a reduction op: issue it now if it is a piece of a split one, else with its drain."""
     acc = work.out.buffer
@@ -249,7 +380,8 @@ def requantise(
     stride = BY_NAME["vec_drain"].field["ob_stride"]
     blocks = emitter.blocks if form.columns * tile.item_bytes <= stride.high else 1
     spans = _spans(emitter, form, out.sizes[1])
-    for chunk, piece in _pieces(emitter, form, blocks, out, join is not None and not acc.chunks):
+    fine = join is not None and not acc.chunks and form.stack is None
+    for chunk, piece in _pieces(emitter, form, blocks, out, fine):
         emitter.layer = work.layer
         fields = end.fields(
             emitter, key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
@@ -258,7 +390,9 @@ def requantise(
         for name in ("param", "v"):
             if name in fields:
                 fields[name] += piece.first - chunk.first
-        for span in spans:
+        if form.stack is not None:
+            _reduce_gathered(emitter, work, piece, out, fields)
+        for span in spans if form.stack is None else ():
             mac = acc.chunks[-1] if acc.chunks else issue_mac(emitter, work, piece, span, False)
             mac.fields["push"] = 1
             tile.drains.append(len(emitter.program))

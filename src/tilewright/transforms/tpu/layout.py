@@ -150,6 +150,11 @@ class _Layout:
         for op, name in self.implicit.items():
             size = self.buffers[name].size
             role = self.buffers[name].role
+            if role == "gathered":
+                nests.gathered[op] = tuple(
+                    Tile(role, (size,), at, size, size) for at in placed[name]
+                )
+                continue
             made.setdefault(name, Tile(role, (size,), placed[name][0], size, size))
             nests.implicit[op] = made[name]
 
@@ -233,7 +238,10 @@ class _Layout:
         for op in group.generics:
             kind, layer = attr_str(op, "kind"), layer_of(op)
             changed = "shift" in op.attributes or ends_in_half(op)
-            if kind == "sum":
+            slots = 1
+            if gathered := self.nests.gathered_bytes(op):
+                role, size, slots = "gathered", gathered, 2
+            elif kind == "sum":
                 role = "weights"
                 size = ones_bytes(self.hardware, value_bytes(op.inputs[0]))
             elif kind in ("eltwise", "resize") or (kind == "copy" and changed):
@@ -241,14 +249,15 @@ class _Layout:
             else:
                 continue
             at = self.position[op]
-            if kind == "sum":
+            if kind in ("conv", "sum"):
                 at = max(at, self.issued.get(root(op.outputs[0]), at))
             name = shared.get((role, layer))
             if name is None:
                 name = shared[role, layer] = f"{len(self.buffers)}"
-                self.buffers[name] = _Buffer(name, role, size, 1, at, at, layer)
+                self.buffers[name] = _Buffer(name, role, size, slots, at, at, layer)
                 group.items.append(name)
-            self.buffers[name].use(at, self._joined_at(op))
+            self.buffers[name].size = max(self.buffers[name].size, size)
+            self.buffers[name].use(at, self.position[op], self._joined_at(op))
             self.implicit[op] = name
 
     def _joined_at(self, op: GenericOp) -> int:
@@ -261,7 +270,8 @@ class _Layout:
         kind = attr_str(op, "kind")
         if kind not in ("conv", "sum"):
             return
-        x = self.names[root(op.inputs[0])]
+        gathered = self.implicit.get(op) if kind == "conv" else None
+        x = gathered or self.names[root(op.inputs[0])]
         weights = self.implicit[op] if kind == "sum" else self.names[root(op.inputs[1])]
         self.buffers[x].apart.append(weights)
 
@@ -273,6 +283,8 @@ class _Layout:
                 name = self.names.get(root(value))
                 if name is not None and self.buffers[name].role in STREAMED:
                     names.append(name)
+            if op in self.implicit and self.buffers[self.implicit[op]].role == "gathered":
+                names.append(self.implicit[op])
         names = list(dict.fromkeys(names))
         for index, name in enumerate(names):
             self.buffers[name].beside += names[index + 1 :]

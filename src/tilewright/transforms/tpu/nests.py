@@ -199,6 +199,10 @@ class Nests:
     """Layers that run in the nest of another layer, by name."""
     implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
     """Tiles of an op's own: equal weights of a window sum, scalar parameters."""
+    gathered: dict[Operation, tuple[Tile, ...]] = field(
+        default_factory=dict[Operation, tuple[Tile, ...]]
+    )
+    """Two tiles for the kernel rows that an op gathers."""
     _filled: set[int] = field(default_factory=set[int])
     _joining: dict[GenericOp, GenericOp | None] = field(
         default_factory=dict[GenericOp, GenericOp | None]
@@ -352,10 +356,10 @@ class Nests:
     def _packing(self, op: GenericOp, out_channels: int) -> tuple[Packing, int | None]:
         """Return how the tiler wants pixels packed, if the result's buffer allows, and its pitch.
 
-        What lies between the channels of two packed results is overwritten: nothing of another
+        What lies between the channels of two packed pixels is overwritten: nothing of another
         tensor may lie there. A split reduction stays as it is.
         """
-        pixels, runs = attr_ints(op, "packing", (1, 0))
+        pixels, runs, *stack = attr_ints(op, "packing", (1, 0))
         accumulator = root(op.outputs[0])
         owner = accumulator.owner
         assert isinstance(owner, Operation)
@@ -363,9 +367,13 @@ class Nests:
             return PLAIN, None
         result = root(self._user(accumulator, ("requant",), 0).outputs[0]).type
         assert isinstance(result, MemRefType)
-        if result.get_shape()[-1] != out_channels or item_bytes_of(result) != 1:
+        alone = pixels == 1 or result.get_shape()[-1] == out_channels
+        if not alone or item_bytes_of(result) != 1:
             return PLAIN, None
-        return Packing(pixels, bool(runs)), pixel_pitch(self.hardware, out_channels)
+        stacked = (stack[0], stack[1]) if stack else (0, 0)
+        return Packing(pixels, bool(runs), False, *stacked), pixel_pitch(
+            self.hardware, out_channels
+        )
 
     def ones_tile(self, op: GenericOp, emitter: Emitter) -> Tile:
         """Return the row of equal weights of a window sum, written when first asked for.
@@ -383,6 +391,15 @@ class Nests:
                 place = emitter.constants.add(("window", weight), row.view(np.uint8))
                 emitter.load_constant(*place, tile, emitter.channel_weights)
         return tile
+
+    def gathered_bytes(self, op: GenericOp) -> int:
+        """Return the bytes of one of the two tiles that kernel rows are gathered into, or 0."""
+        if attr_str(op, "kind") != "conv":
+            return 0
+        accumulator = root(op.outputs[0]).type
+        assert isinstance(accumulator, MemRefType)
+        rows, columns, channels = accumulator.get_shape()
+        return self.form_of_output(op, channels).stack_bytes(self.hardware, rows, columns)
 
     def scalar_tile(self, op: GenericOp) -> Tile:
         """Return the tile through which scalar parameters of an op reach the vector unit."""
