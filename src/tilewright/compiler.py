@@ -294,7 +294,7 @@ def compile_model(
         progress(phase, share)
         start = time.perf_counter()
         if phase == "affine" and layers:
-            module.attributes["constants_in_sram"] = ArrayAttr(
+            module.attributes["tilewright.constants_in_sram"] = ArrayAttr(
                 [StringAttr(item) for item in layers]
             )
         run_phases(module, context, [phase], options=passes)

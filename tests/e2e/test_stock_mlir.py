@@ -18,6 +18,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.dialects.linalg.ops import GenericOp
 
+from tests.affine_plans import RandomPlan
 from tests.quant_graphs import Graph, codes, random_codes
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import shape_of
@@ -25,7 +26,9 @@ from tilewright.interp import run_affine, run_linalg
 from tilewright.interp.machine import strings
 from tilewright.interp.stock import accepts, execute, find_tool
 from tilewright.quant.reference import run_quant
+from tilewright.schedule.plan import Plan
 from tilewright.spec.hardware import load_target
+from tilewright.transforms.affine import layers
 from tilewright.transforms.affine.tile_and_bufferize import TileAndBufferizePass
 from tilewright.transforms.linalg.lower_quant_to_linalg import LowerQuantToLinalgPass
 
@@ -238,6 +241,62 @@ def test_affine_level_gives_the_same_integers(target: str) -> None:
     run = execute(module, "main", arguments(module, graph, {"x": x}))
     for index, value in enumerate(run):
         np.testing.assert_array_equal(value, expected[f"result{index}"])
+
+
+def network_of_steps(rounding: str) -> tuple[Graph, list[Any]]:
+    """A residual block whose sum two branches read, put side by side, and read once more."""
+    rng = np.random.default_rng(7)
+    graph = Graph(x=codes([1, 11, 10, 8], zero=3))
+    same: dict[str, Any] = {"layout": "nhwc", "rounding": rounding}
+    a = graph.conv("a", graph.input("x"), rng, 8, (3, 3), (1, 1), (1, 1, 1, 1), **same)
+    b = graph.conv("b", a, rng, 8, (3, 3), (1, 1), (1, 1, 1, 1), **same)
+    total = graph.quant(
+        quant.AddOp,
+        "sum",
+        [b, a],
+        codes([1, 11, 10, 8]),
+        mult_a=2**30 + 1,
+        mult_b=2**30 + 77,
+        **wide(rounding, 0, 31),
+    )
+    c = graph.conv("c", total, rng, 8, (1, 1), **same)
+    d = graph.conv("d", total, rng, 8, (3, 3), (1, 1), (1, 1, 1, 1), group=8, **same)
+    both = graph.top(top.ConcatOp, "both", [c, d], codes([1, 11, 10, 16]), axis=3)
+    return graph, [graph.conv("e", both, rng, 8, (3, 3), (2, 2), (1, 1, 1, 1), **same)]
+
+
+@pytest.mark.parametrize("target", ["tiny8", "tpu_v2"])
+def test_held_tensors_and_cascades_give_the_same_integers(
+    target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plans drawn at random, until each of what a plan may have was built."""
+    seen: set[str] = set()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+
+        def plan(hardware: Any, units: Any, tensors: Any, **asked: Any) -> Plan:
+            del asked
+            made = RandomPlan(hardware, units, tensors, rng).make()  # noqa: B023
+            seen.update("cascade" for step in made.steps if step.stages)
+            for home, tensor in zip(made.homes, tensors, strict=True):
+                if home.held:
+                    seen.add(f"held {tensor.name}")
+            return made
+
+        monkeypatch.setattr(layers, "plan_network", plan)
+        graph, results = network_of_steps(load_target(target).rounding)
+        module = graph.lowered(*results)
+        x = random_codes(rng, shape_of(graph.block.args[0]))
+        expected = run_linalg(module, graph.weights, {"x": x}, keep=True)
+        if seed % 2:
+            module.attributes["tilewright.constants_in_sram"] = ArrayAttr([StringAttr("*")])
+        TileAndBufferizePass().apply(graph.context(target), module)
+        module.verify()
+        assert accepts(module) is None
+        (value,) = execute(module, "main", arguments(module, graph, {"x": x}))
+        np.testing.assert_array_equal(value, expected["result0"])
+        assert np.unique(value).size > 3
+    assert {"cascade", "held a", "held both"} <= seen
 
 
 def arguments(module: ModuleOp, graph: Graph, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:

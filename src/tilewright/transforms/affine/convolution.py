@@ -125,7 +125,7 @@ class ConvNest:
             self._level(0)
             return
         self.loads_constants = False
-        self.active = [loop for loop in self.active if loop.name in ("h", "w")]
+        self.active = [loop for loop in self.active if loop.name in ("n", "h", "w")]
         for at, tiles in kept:
             self.at, self.tiles = dict(at), {}
             # Nests that share no tile may have theirs at different times.
@@ -146,7 +146,7 @@ class ConvNest:
         """
         problem, tiling = self.work.problem, self.work.tiling
         loops = {loop.name: loop for loop in tiling.loops(problem)}
-        assert all(loops[name].count == 1 for name in ("n", *REDUCTIONS)), self.work.layer
+        assert all(loops[name].count == 1 for name in REDUCTIONS), self.work.layer
         self.nest.layer = self.work.layer
         if not stay:
             self._load_shared()

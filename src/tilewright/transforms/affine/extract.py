@@ -59,8 +59,8 @@ def extract(
     """Return what a function does; `keep` tells whether a layer's constants shall stay in SRAM.
 
     Raises:
-        TilewrightError: E0401, they cannot; E0402, the chip has no instruction for an op; E0403, an
-            image is not NHWC.
+        TilewrightError: E0401, their layer has no tiling with them; E0402, the chip has no
+            instruction for an op; E0403, an image is not NHWC.
     """
     return _Extraction(context, target, function, fuse, keep).run()
 

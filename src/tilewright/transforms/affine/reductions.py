@@ -254,12 +254,6 @@ class Reductions:
         if problem.kind == "conv" and text(reduce, "kind") != "matmul":
             self.constants.add(layer)
             problem = replace(problem, kept=self.keep(layer))
-        if problem.kept and problem.batch > 1:
-            raise TilewrightError(
-                "E0401",
-                f'the constants of layer "{layer}" cannot stay in SRAM',
-                [f"it has {problem.batch} images, and cuts itself into tiles"],
-            )
         joining = self._joining(result, op, layer)
         if joining is not None:
             wider, reason = joined(self.target, problem, joining)

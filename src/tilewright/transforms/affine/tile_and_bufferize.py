@@ -43,7 +43,7 @@ from tilewright.schedule.planner import GOALS, Goal
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.affine.layers import Segment, stored_type
 
-CONSTANTS = "constants_in_sram"
+CONSTANTS = "tilewright.constants_in_sram"
 """Attribute of a module: layers whose constants stay in SRAM."""
 EVERY = "*"
 """Stands for all of them."""
@@ -57,8 +57,8 @@ class TileAndBufferizePass(ModulePass):
     the latter only. More effort compares more plans. The plan has the fewest cycles (`goal`
     `speed`) or takes the least memory for activations (`size`).
 
-    The constants of the layers that the module's attribute `constants_in_sram` names (an array of
-    strings; `["*"]`: all) are loaded once, before everything else, and stay.
+    The constants of the layers that the module's attribute `tilewright.constants_in_sram` names (an
+    array of strings; `["*"]`: all) are loaded once, before everything else, and stay.
 
     Requires: `lower-quant-to-linalg`, and a target. Ensures: functions on memrefs, results as their
     last arguments; `arg_names` names all arguments and `result_names` the results. A module without
