@@ -53,11 +53,18 @@ class Mapping:
     """Kernel columns of a step."""
     diagonal: bool = False
     """Channels by themselves; then `groups` are all of them."""
+    rows: int = 1
+    """Kernel rows of a step: all, if the vector unit gathers them."""
 
     def __str__(self) -> str:
         if self.diagonal:
             return "diagonal"
-        parts = ((self.pixels, "pixels"), (self.groups, "groups"), (self.taps, "kernel columns"))
+        parts = (
+            (self.pixels, "pixels"),
+            (self.groups, "groups"),
+            (self.rows, "kernel rows"),
+            (self.taps, "kernel columns"),
+        )
         return " x ".join(f"{count} {what}" for count, what in parts if count > 1) or "plain"
 
 
@@ -71,10 +78,28 @@ def reads(hardware: Hardware, elements: I64, item: int) -> I64:
 def best_mapping(hardware: Hardware, work: Reduction) -> Mapping:
     """Return the mapping of the fewest cycles of the array; of equal ones the plainest."""
     best = min(_runs(hardware, work, gathered) for gathered in (True, False))
+    if work.group == work.element_bytes == 1 and work.kernel[0] > 1:
+        best = min(best, _whole_windows(hardware, work))
     if work.group == work.in_channels == work.out_channels > 1:
         diagonal = Mapping(_diagonal(hardware, work), 1, work.group, 1, True)
         best = diagonal if diagonal.cycles <= best.cycles else best
     return best
+
+
+def _whole_windows(hardware: Hardware, work: Reduction) -> Mapping:
+    """Return the mapping of one vector a window, whose kernel rows the vector unit gathers.
+
+    It takes the longer of the passes and of the gathering, in which every row of results needs
+    `kernel[0]` rows of the operand.
+    """
+    k_h, k_w = work.kernel
+    elements = k_h * k_w * work.in_channels
+    words = int(reads(hardware, np.array(elements), work.element_bytes))
+    loads = -(-work.pixels // hardware.accumulator_rows)
+    blocks = -(-work.out_channels // hardware.array_size)
+    passes = blocks * max(work.pixels * words, loads * elements)
+    moved = work.pixels * min(work.stride, k_w) * k_h * work.in_channels
+    return Mapping(max(passes, -(-moved // hardware.vector_lanes)), 1, 1, k_w, False, k_h)
 
 
 def _diagonal(hardware: Hardware, work: Reduction) -> int:
