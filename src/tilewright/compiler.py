@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -121,6 +121,17 @@ def _level_options(level: Level, goal: Goal, fuse: bool) -> dict[str, str]:
     elif level == max(get_args(Level)):
         options["schedule-instructions"] = "max-instructions=0"
     return options
+
+
+def _sample_counter(
+    progress: Progress, samples: Iterable[Sample], limit: int | None
+) -> Callable[[int], None] | None:
+    """Return what tells of calibration sample by sample, if it is known how many there are."""
+    count = len(samples) if isinstance(samples, Sized) else limit
+    if not count:
+        return None
+    most = min(count, limit or count)
+    return lambda done: progress("calibrate", 0.25 + 0.25 * min(1.0, done / most))
 
 
 def layers_of_constants(module: ModuleOp, names: Sequence[str]) -> list[str]:
@@ -279,6 +290,7 @@ def compile_model(
             method=method,
             limit=limit,
             preprocessing=preprocessing,
+            progress=_sample_counter(progress, samples, limit),
         )
         seconds["calibrate"] = time.perf_counter() - start
     write_attribute(module, table)
@@ -292,6 +304,8 @@ def compile_model(
         (0.75, "tpu", "tpu"),
     ):
         progress(phase, share)
+        if phase == "affine" and progress is not _ignore:
+            context.progress = lambda part: progress("affine", 0.65 + 0.1 * part)
         start = time.perf_counter()
         if phase == "affine" and layers:
             module.attributes["tilewright.constants_in_sram"] = ArrayAttr(
@@ -305,6 +319,7 @@ def compile_model(
         seconds[phase] = time.perf_counter() - start
         kept = module if made == "tpu" else module.clone()
         stages[made] = Stage(kept, context.weights.copy())
+    context.progress = None
     progress("verify", 0.9)
     start = time.perf_counter()
     _verify(module, target)

@@ -235,6 +235,23 @@ def test_progress_is_one_line_a_phase(
     assert len({line.split(":")[0] for line in lines}) == len(lines)
 
 
+def test_progress_moves_while_samples_are_seen_and_steps_planned(model: Path) -> None:
+    from tilewright.compiler import compile_model
+
+    told: list[tuple[str, float]] = []
+    generator = np.random.default_rng(0)
+    samples = [{"x": generator.normal(size=(1, 3, 12, 12)).astype(np.float32)} for _ in range(4)]
+    compile_model(
+        model, load_target("tiny8"), samples=samples, progress=lambda *item: told.append(item)
+    )
+    fractions = [fraction for _, fraction in told]
+    assert fractions == sorted(fractions)
+    assert [part for phase, part in told if phase == "calibrate"] == pytest.approx(
+        [0.25, 0.3125, 0.375, 0.4375, 0.5]
+    )
+    assert len({part for phase, part in told if phase == "affine"}) >= 3
+
+
 def test_without_fusion_every_addition_has_its_own_nest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,8 @@ class CompileContext(Context):
         self.weights = weights if weights is not None else WeightStore()
         self.target = target
         self.decisions: list[Decision] = []
+        self.progress: Callable[[float], None] | None = None
+        """Told what part of a long pass is done, 0 to 1."""
         self.graph: ModuleOp | None = None
         """The partitioned integer graph that lowering began from; assembling needs it again."""
 

@@ -6,7 +6,7 @@ and found again with more room left where that fails.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -58,6 +58,7 @@ def plan_network(
     *,
     effort: int = 2,
     goal: Goal = "speed",
+    progress: Callable[[float], None] | None = None,
 ) -> Plan:
     """Return steps and homes for a function's units.
 
@@ -69,6 +70,7 @@ def plan_network(
             3: more is tried.
         goal: `speed`: the fewest cycles, then the fewest bytes of DDR traffic. `size`: the least
             memory for activations (`Plan.activation_bytes`), then the fewest cycles.
+        progress: told what part of the network is planned, again from 0 for every attempt.
 
     Raises:
         UnitDoesNotFitError: a unit that does not fit however it is cut.
@@ -77,7 +79,7 @@ def plan_network(
     if effort == 0 or not units:
         plan = _layer_by_layer(hardware, units, tensors)
     else:
-        network = Network(hardware, units, tensors)
+        network = Network(hardware, units, tensors, progress)
         tried = EFFORTS[min(effort, len(EFFORTS) - 1)]
         plan = _placed(network, tried, None) if goal == "speed" else _smallest(network, tried)
         if plan is None and tried.longest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tilewright.schedule.cascade import buffer_of
@@ -40,9 +40,15 @@ class Network:
     """Units and tensors, and the buffers that follow from them."""
 
     def __init__(
-        self, hardware: Hardware, units: Sequence[UnitSpec], tensors: Sequence[TensorSpec]
+        self,
+        hardware: Hardware,
+        units: Sequence[UnitSpec],
+        tensors: Sequence[TensorSpec],
+        progress: Callable[[float], None] | None = None,
     ) -> None:
         self.hardware = hardware
+        self.progress = progress
+        """Told what part of the units is planned."""
         self.units = units
         self.tensors = tensors
         writers: dict[int, list[int]] = {}

@@ -146,6 +146,8 @@ class Search:
         start = State(frozenset(), frozenset())
         layers[0][start.held, start.copied] = start
         for position in range(count):
+            if self.network.progress is not None:
+                self.network.progress(position / count)
             states = sorted(layers[position].values(), key=self._score)
             layers[position] = {}
             for state in states[: self.effort.width]:

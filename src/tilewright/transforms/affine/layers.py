@@ -124,8 +124,15 @@ class Segment:
 
     def _plan(self, network: Network) -> Plan:
         try:
+            told = self.context.progress
+            more: dict[str, Any] = {} if told is None else {"progress": told}
             return plan_network(
-                self.target, network.specs, network.tensors, effort=self.effort, goal=self.goal
+                self.target,
+                network.specs,
+                network.tensors,
+                effort=self.effort,
+                goal=self.goal,
+                **more,
             )
         except ConstantsDoNotFitError as error:
             raise self._too_many_constants(network, error) from error
