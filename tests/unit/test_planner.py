@@ -10,6 +10,7 @@ import pytest
 from tests.unit.planner_nets import Net, mobilenet, resnet
 from tilewright.schedule import planner
 from tilewright.schedule.cascade import buffer_of, events_of, held_at, places_of
+from tilewright.schedule.footprint import align
 from tilewright.schedule.placement import TileDoesNotFit, place_network
 from tilewright.schedule.plan import Plan, Stage, Step
 from tilewright.schedule.planner import UnitDoesNotFitError, plan_network
@@ -148,6 +149,21 @@ def test_effort_0_is_layer_by_layer() -> None:
         assert isinstance(choice, Choice)
         assert step.units == (number,)
         assert step.tilings == (choice.tiling,)
+
+
+def test_weights_share_banks_with_rows_of_other_units_where_nothing_else_fits() -> None:
+    net, hardware = Net(), load_target("tpu_v2")
+    x = net.tensor(56, 56, 64, "an argument")
+    other = net.tensor(56, 56, 256, "an argument")
+    net.finish(net.conv(net.conv(x, 64, 3), 256, second=other))
+    plan = plan_network(hardware, net.units, net.tensors)
+    check(hardware, net, plan)
+    assert [step.units for step in plan.steps] == [(0, 1)]
+    sizes = [0, 0]
+    for item in items_of(hardware, net.units, net.tensors, plan):
+        sizes[item.role == "weights"] += item.slots * item.size_bytes
+    assert sum(sizes) <= hardware.sram_size
+    assert sum(align(size, hardware.bank_size) for size in sizes) > hardware.sram_size
 
 
 def test_the_goal_of_size_takes_the_least_memory_for_activations() -> None:

@@ -296,8 +296,8 @@ def outlines(hardware: Hardware, chain: Chain) -> tuple[Outline, ...]:
     """Return ways to run a chain, by memory, each faster than those before."""
     if any(unit_form(hardware, _problem(unit)) is None for unit in chain.units):
         return ()
-    fixed, bank = _fixed(hardware, chain), hardware.bank_size
-    if align(fixed[0], bank) + align(fixed[1], bank) > hardware.sram_size:
+    fixed = _fixed(hardware, chain)
+    if taken_bytes(hardware, chain, fixed[0], fixed[1]) > hardware.sram_size:
         return ()
     last = chain.units[-1].rows
     options = sorted({ceil(last / rounds) for rounds in ROUNDS} | {1})
@@ -308,7 +308,7 @@ def outlines(hardware: Hardware, chain: Chain) -> tuple[Outline, ...]:
     made = [
         item
         for item in made
-        if align(item.weight_bytes, bank) + align(item.other_bytes, bank) <= hardware.sram_size
+        if taken_bytes(hardware, chain, item.weight_bytes, item.other_bytes) <= hardware.sram_size
     ]
     made.sort(key=lambda item: (item.other_bytes, item.engines))
     found: list[Outline] = []
@@ -338,6 +338,19 @@ def _fixed(hardware: Hardware, chain: Chain) -> tuple[int, int, int]:
         sum(form.parameter_bytes + 2 * form.gathered_bytes for form in kept),
         sum(form.ddr_bytes for form in kept),
     )
+
+
+def taken_bytes(
+    hardware: Hardware, chain: Chain, weights: int, others: int, *, tight: bool = True
+) -> int:
+    """Return the SRAM that a cascade takes.
+
+    Weights share no bank with the rows they are multiplied with. Of several units, one's weights
+    may lie in a bank with another's rows: `tight`. Then they wait for each other now and then.
+    """
+    if tight and sum(isinstance(unit.problem, ConvProblem) for unit in chain.units) > 1:
+        return weights + others
+    return align(weights, hardware.bank_size) + align(others, hardware.bank_size)
 
 
 def _late(chain: Chain, skewed: bool) -> tuple[dict[int, int], int]:
@@ -458,11 +471,10 @@ def build(
         tensor = chain.tensors[buffer]
         capacity[buffer] = least_capacity(tensor.rows, of_buffer)
         used += _bytes(hardware, tensor, capacity[buffer])
-    bank = hardware.bank_size
-    room = hardware.sram_size - align(weights, bank) - align(used + reserved, bank)
-    if room < 0:
+    if taken_bytes(hardware, chain, weights, used + reserved) > hardware.sram_size:
         return None
-    room += align(used + reserved, bank) - used - reserved
+    # Rows beyond the fewest are taken only where there is room for certain.
+    room = hardware.sram_size - align(weights, hardware.bank_size) - used - reserved
     for buffer, of_buffer in events.items() if grow else ():
         room -= _grow(hardware, chain.tensors[buffer], of_buffer, buffer, capacity, room)
     return Cascade(

@@ -12,7 +12,7 @@ from itertools import product
 from tilewright.schedule.box import BoxChoice, BoxProblem, BoxTiling, choose_box
 from tilewright.schedule.cost import rates
 from tilewright.schedule.footprint import align
-from tilewright.schedule.planner_cascade import Chain, Outline, outlines
+from tilewright.schedule.planner_cascade import Chain, Outline, outlines, taken_bytes
 from tilewright.schedule.planner_network import Network
 from tilewright.schedule.planner_tiles import choose_few, tile_bytes
 from tilewright.schedule.tiling import (
@@ -389,17 +389,7 @@ class Search:
         stored = {self.network.buffer(numbers[tensor]) for tensor in chain.stored}
         inner = frozenset(made_here - held - stored)
         actions: list[Action] = []
-        bank, size = self.hardware.bank_size, self.hardware.sram_size
-        room = self._room(state, first, last, held)
-        found_outlines = outlines(self.hardware, chain)
-        smallest = self.size is not None and self.size.limit is None
-        for cascade in found_outlines if smallest else reversed(found_outlines):
-            if room is not None and cascade.rolling_bytes > room:
-                continue
-            needed = align(cascade.weight_bytes, bank)
-            needed += align(cascade.other_bytes + reserved, bank)
-            if needed > size:
-                continue
+        for cascade, needed in self._outlines(state, first, last, chain, held, reserved):
             price = StepPrice(
                 cascade.engines,
                 cascade.memory,
@@ -414,9 +404,36 @@ class Search:
                 if self.network.buffers[buffer].ddr_needed:
                     price = self._copied(price, buffer)
             actions.append(Action(first, last, price, (), cascade, chain, numbers, reserved, inner))
-            if len(actions) == 2:
-                break
         return actions
+
+    def _outlines(
+        self,
+        state: State,
+        first: int,
+        last: int,
+        chain: Chain,
+        held: frozenset[int],
+        reserved: int,
+    ) -> list[tuple[Outline, int]]:
+        """Return the best two ways to run a cascade that fit, with their SRAM.
+
+        Only where nothing else fits, weights and rows lie in one bank.
+        """
+        room = self._room(state, first, last, held)
+        every = outlines(self.hardware, chain)
+        smallest = self.size is not None and self.size.limit is None
+        for tight in (False, True):
+            found: list[tuple[Outline, int]] = []
+            for item in every if smallest else reversed(every):
+                if room is not None and item.rolling_bytes > room:
+                    continue
+                others = item.other_bytes + reserved
+                needed = taken_bytes(self.hardware, chain, item.weight_bytes, others, tight=tight)
+                if needed <= self.hardware.sram_size:
+                    found.append((item, needed))
+            if found:
+                return found[:2]
+        return []
 
     def _after(
         self, state: State, action: Action, holds: tuple[int, ...]

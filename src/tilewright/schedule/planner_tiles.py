@@ -209,8 +209,8 @@ class _Few(Search):
                 (buffer.name, buffer.role, buffer.size_bytes)
                 for buffer in tiling.buffers(hardware, self.problem)
             ]
-        by_name = dict(zip(OPERANDS, slots, strict=True))
-        by_name["parameters"] = slots[1] if many else 1
+        by_name = {"parameters": slots[1] if many else 1}
+        by_name.update(zip(OPERANDS, slots, strict=True))
         weights = tiles = others = 0
         for name, role, size in self._sizes[key]:
             count = by_name.get(name, 1)

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple
 
 from tilewright.schedule.cost import (
     HELD_TILE_OVERHEAD_CYCLES,
@@ -136,7 +135,8 @@ class ConvProblem:
         return form.weight_bytes(hardware)
 
 
-class TileLoop(NamedTuple):
+@dataclass(slots=True)
+class TileLoop:
     """A tile loop: `name` covers `size` in steps of `step`."""
 
     name: str
@@ -380,10 +380,10 @@ def loads(loops: list[TileLoop], names: str | tuple[str, ...]) -> int:
     iteration of all loops around.
     """
     total = count = 1
-    for name, size, step in loops:
-        if step < size:
-            count *= -(-size // step)
-            if name in names:
+    for loop in loops:
+        if loop.step < loop.size:
+            count *= loop.count
+            if loop.name in names:
                 total = count
     return total
 
@@ -619,8 +619,8 @@ class Search:
         """Add a tiling that fits to those found; `times` are the loads of its operands."""
         problem, hardware = self.problem, self.hardware
         cost = NestCost()
-        counts = {name: -(-size // step) for name, size, step in loops}
-        part = {name: size / (counts[name] * step) for name, size, step in loops}
+        counts = {loop.name: loop.count for loop in loops}
+        part = {loop.name: loop.size / (counts[loop.name] * loop.step) for loop in loops}
         pixel_tiles = counts["n"] * counts["h"] * counts["w"]
         channel_tiles = counts["g"] * counts["o"]
         reductions = counts["k"] * counts["kr"] * counts["kc"]
