@@ -14,6 +14,7 @@ from tests.e2e.test_fusion import residual_network
 from tests.e2e.test_steps import TARGETS
 from tests.level_checks import assert_levels_agree, normal_sample
 from tests.random_networks import random_network
+from tilewright.compare import compare
 from tilewright.compiler import Compiled, Level, compile_model, front_end
 from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.spec.hardware import Hardware, load_target
@@ -161,3 +162,18 @@ def test_what_does_not_fit_is_refused_with_its_bytes() -> None:
         assert "constants that shall stay in SRAM do not fit" in str(caught.value)
         assert "SRAM has 16384" in str(caught.value)
     assert compiled(model, shape, small, ()).program.tpu_steps
+
+
+def test_halves_keep_their_biases() -> None:
+    target = TARGETS[-1]
+    model, shape = wide_network()
+    samples = [normal_sample({"x": shape}, np.random.default_rng(0))]
+    made = compile_model(
+        front_end(model, target), target, samples=samples, dtype="fp16", constants_in_sram=["all"]
+    )
+    assert layers_that_load(made, late=False) == {"wide", "narrow"}
+    assert not layers_that_load(made, late=True)
+    for level in ("affine", "tpu"):
+        found = compare(made, "quant", level, samples[0])
+        assert found.layers
+        assert found.agrees, (level, found.layers[0])
