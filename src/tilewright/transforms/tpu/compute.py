@@ -121,7 +121,7 @@ class Compute:
             work = emit_conv.Reduction(
                 layer, form, act, tile, ones, out, (kernel[0], kernel[1]),
                 (strides[0], strides[1]), (dilations[0], dilations[1]),
-                self.nests.gathered.get(op, ()),
+                self.nests.gathered.get(op),
             )  # fmt: skip
             emit_conv.reduce(self.emitter, work, split)
 

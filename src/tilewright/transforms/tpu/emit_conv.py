@@ -16,6 +16,7 @@ from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.instruction import Instr
 from tilewright.transforms.tpu.views import (
     Accumulator,
+    Alternating,
     Tile,
     View,
     tile_address,
@@ -48,8 +49,8 @@ class Reduction:
     kernel: tuple[int, int]
     strides: tuple[int, int]
     dilations: tuple[int, int]
-    gathered: tuple[Tile, ...] = ()
-    """Two tiles, in turn, into which kernel rows are gathered (`ConvForm.stack`)."""
+    gathered: Alternating | None = None
+    """The tiles into which kernel rows are gathered (`ConvForm.stack`)."""
 
 
 @dataclass(frozen=True)
@@ -294,13 +295,14 @@ def _gather(emitter: Emitter, work: Reduction) -> list[_Gathered]:
     """Return what the instructions of a reduction that gathers kernel rows cover."""
     hardware = emitter.hardware
     rows, columns, _ = work.out.squeezed(3).sizes
+    assert work.gathered is not None
     step = min(
         work.form.piece_rows(hardware, rows, columns),
-        work.gathered[0].size_bytes // work.form.stack_bytes(hardware, 1, columns),
+        work.gathered.tiles[0].size_bytes // work.form.stack_bytes(hardware, 1, columns),
     )
     return [
-        _Gathered(work, first, min(step, rows - first), work.gathered[index % 2])
-        for index, first in enumerate(range(0, rows, step))
+        _Gathered(work, first, min(step, rows - first), work.gathered.take())
+        for first in range(0, rows, step)
     ]
 
 

@@ -32,7 +32,7 @@ from tilewright.transforms.tpu.nests import (
     users,
     value_bytes,
 )
-from tilewright.transforms.tpu.views import Tile
+from tilewright.transforms.tpu.views import Alternating, Tile
 
 KEPT = "kept"
 """Attribute of tiles of constants that stay to the end of the program: no nest's own."""
@@ -147,13 +147,13 @@ class _Layout:
             if name is not None:
                 nests.tiles[op] = (placed[name], self.buffers[name].size)
         made: dict[str, Tile] = {}
+        gathered: dict[str, Alternating] = {}
         for op, name in self.implicit.items():
             size = self.buffers[name].size
             role = self.buffers[name].role
             if role == "gathered":
-                nests.gathered[op] = tuple(
-                    Tile(role, (size,), at, size, size) for at in placed[name]
-                )
+                tiles = tuple(Tile(role, (size,), at, size, size) for at in placed[name])
+                nests.gathered[op] = gathered.setdefault(name, Alternating(tiles))
                 continue
             made.setdefault(name, Tile(role, (size,), placed[name][0], size, size))
             nests.implicit[op] = made[name]

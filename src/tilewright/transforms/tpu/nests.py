@@ -37,7 +37,7 @@ from tilewright.schedule.footprint import (
 )
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.emitter import Emitter
-from tilewright.transforms.tpu.views import Tile, View, whole
+from tilewright.transforms.tpu.views import Alternating, Tile, View, whole
 
 HELD = "held"
 """Role of buffers that live across nests: whole tensors, and rows of one."""
@@ -199,10 +199,8 @@ class Nests:
     """Layers that run in the nest of another layer, by name."""
     implicit: dict[Operation, Tile] = field(default_factory=dict[Operation, Tile])
     """Tiles of an op's own: equal weights of a window sum, scalar parameters."""
-    gathered: dict[Operation, tuple[Tile, ...]] = field(
-        default_factory=dict[Operation, tuple[Tile, ...]]
-    )
-    """Two tiles for the kernel rows that an op gathers."""
+    gathered: dict[Operation, Alternating] = field(default_factory=dict[Operation, Alternating])
+    """Two tiles for the kernel rows that an op gathers; the ops of a layer share them."""
     _filled: set[int] = field(default_factory=set[int])
     _joining: dict[GenericOp, GenericOp | None] = field(
         default_factory=dict[GenericOp, GenericOp | None]

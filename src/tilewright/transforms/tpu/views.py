@@ -60,6 +60,19 @@ class Tile:
 
 
 @dataclass
+class Alternating:
+    """Tiles that are filled in turn, so that one is read while the next is filled."""
+
+    tiles: tuple[Tile, ...] = ()
+    taken: int = 0
+
+    def take(self) -> Tile:
+        """Return the tile that was filled longest ago."""
+        self.taken += 1
+        return self.tiles[(self.taken - 1) % len(self.tiles)]
+
+
+@dataclass
 class Accumulator:
     """An int32 accumulator tile, streamed through the M registers."""
 
