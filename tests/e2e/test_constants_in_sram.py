@@ -135,6 +135,8 @@ def test_layers_by_fused_layers_and_by_constants() -> None:
             if isinstance(op, memref.AllocOp) and "kept" in op.attributes
         }
         assert kept == layers
+        told = {item.layer for item in made.decisions if "loaded once" in item.reason}
+        assert told == layers
 
 
 @pytest.mark.parametrize(

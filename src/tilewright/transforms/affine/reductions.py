@@ -105,6 +105,9 @@ class ConvWork:
         made = ConvNest(buffers.nest, self._layer(buffers, once, self.source)(self.result, None))
         made.load_constants(stay=True)
         buffers.kept[self.op] = made.ranges
+        tiles = f"{len(made.ranges)} tile{'s' if len(made.ranges) > 1 else ''}"
+        reason = f"its weights and parameters are loaded once and stay in SRAM, in {tiles}"
+        buffers.context.decide(self.layer, PASS, True, reason)
 
     def _in_ddr(self, buffers: Buffers) -> SSAValue:
         """Return the input in DDR; of one that is mostly passed over, the pixels that are used."""
