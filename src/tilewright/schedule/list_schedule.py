@@ -56,7 +56,8 @@ class Cost:
     """`cycles` were measured."""
 
 
-def _cost(hardware: Hardware, name: str, f: dict[str, int]) -> Cost:
+def cost_of(hardware: Hardware, name: str, f: dict[str, int]) -> Cost:
+    """Return the estimated cost of an instruction with all its fields `f`."""
     if name.startswith("dma_"):
         dma = dma_timing(hardware, f, name)
         return Cost(dma.cycles, dma.latency, dma.ddr)
@@ -77,7 +78,7 @@ def costs(
         key = (item.name, *list(item.fields.values())[2:])
         cost = known.get(key)
         if cost is None:
-            cost = known[key] = _cost(hardware, item.name, item.fields)
+            cost = known[key] = cost_of(hardware, item.name, item.fields)
         cycles = measured(item) if measured is not None else None
         if cycles is not None:
             cost = Cost(cycles, cost.latency, cost.ddr, cost.blocks, cost.last_block, True)
@@ -413,6 +414,7 @@ def list_schedule(
     hardware: Hardware,
     dependencies: Dependencies,
     cost: Sequence[Cost],
+    windows: Sequence[int] = WINDOWS,
 ) -> tuple[list[int], int, int]:
     """Return the best order found, as positions in `stream`, and cycles of the old and of it.
 
@@ -425,7 +427,7 @@ def list_schedule(
     # Queues are kept full but for the place that the next dispatch needs.
     ahead = max(1, hardware.queue_depth - 1)
     gain = GAIN
-    for window in WINDOWS if len(stream) <= MANY else WINDOWS[:1]:
+    for window in windows if len(stream) <= MANY else windows[:1]:
         placer = _Placer(stream, hardware, dependencies, cost, priority, window)
         placed = placer.run()
         order = _interleave(stream, dependencies, placed, placer.timeline.start, ahead)

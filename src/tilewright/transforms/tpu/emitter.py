@@ -9,6 +9,7 @@ from tilewright.ir.weights import WeightStore
 from tilewright.schedule.footprint import max_parameter_blocks, parameter_bytes, table_registers
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.constants import ConstantSegment, pack_clamp, pack_scalars
+from tilewright.transforms.tpu.cut_rows import cut_rows
 from tilewright.transforms.tpu.instruction import Instr, Region
 from tilewright.transforms.tpu.views import (
     DdrBuffer,
@@ -71,6 +72,13 @@ class Emitter:
         instr = Instr(name, fields, self.layer, list(reads), list(writes))
         self.program.append(instr)
         return instr
+
+    def cut(self) -> None:
+        """Cut what is written by rows (`cut_rows`), once the program is complete."""
+        stores = {name: self.program[position] for name, position in self.written.items()}
+        self.program = cut_rows(self.program, self.hardware)
+        places = {id(instr): position for position, instr in enumerate(self.program)}
+        self.written = {name: places[id(instr)] for name, instr in stores.items()}
 
     # -- DDR <-> SRAM ---------------------------------------------------------------------------
 

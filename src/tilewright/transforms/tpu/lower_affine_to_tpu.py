@@ -213,6 +213,7 @@ class _Lowering:
     ) -> Emitter:
         emitter = Emitter(self.hardware, self.context.weights, constants)
         Evaluator(emitter, function, self.nests[function], self.arguments[function]).run()
+        emitter.cut()
         for instr in emitter.program:
             touch(instr, self.hardware)
         synchronize(emitter.program, self.hardware, workspace_bytes)
