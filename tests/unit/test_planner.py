@@ -176,6 +176,14 @@ def test_the_goal_of_size_takes_the_least_memory_for_activations() -> None:
     assert fast.cycles < lean.cycles < 1.2 * fast.cycles
 
 
+def test_the_last_bytes_are_not_bought_with_many_cycles() -> None:
+    net, hardware = mobilenet(), load_target("tiny8")
+    fast = plan_network(hardware, net.units, net.tensors)
+    lean = plan_network(hardware, net.units, net.tensors, goal="size")
+    assert lean.activation_bytes <= fast.activation_bytes
+    assert lean.cycles < 1.5 * fast.cycles
+
+
 def test_activations_by_hand() -> None:
     net, hardware = Net(), load_target("edge16")
     x = net.tensor(8, 8, 16, "an argument")
