@@ -92,10 +92,7 @@ def test_odd_networks(name: str) -> None:
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("name", list(NETWORKS))
 def test_odd_networks_at_every_level(name: str, target: Hardware, activations: str) -> None:
-    # The least memory for many pixels takes one of them at a time: up to a million instructions.
-    many = name in ("large_image", "wide", "tall")
-    levels = [level for level in LEVELS if not (many and level == "size")]
-    check_odd(name, target, levels, activations)
+    check_odd(name, target, LEVELS, activations)
 
 
 @pytest.mark.slow
