@@ -292,14 +292,17 @@ class _Builder:
             item, home = network.buffers[buffer], homes[buffer]
             if item.writers[-1] != unit:
                 continue
+            name = network.units[unit].layer
             if home.held:
                 notes.append(
-                    f"{item.held_bytes} bytes of result stay in SRAM until step {home.until}"
+                    f"{item.held_bytes} bytes of the result of {name} stay in SRAM until step "
+                    f"{home.until}"
                 )
             elif item.ddr_only:
-                notes.append(f"its result goes to DDR: {item.ddr_only}")
+                notes.append(f"the result of {name} goes to DDR: {item.ddr_only}")
             elif home.ddr:
-                notes.append(f"its result goes to DDR: {self._why(number, state, buffer)}")
+                why = self._why(number, state, buffer)
+                notes.append(f"the result of {name} goes to DDR: {why}")
         return "; ".join(notes)
 
     def _why(self, number: int, state: State, buffer: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from xdsl.dialects import func, tensor
+from xdsl.dialects.builtin import ArrayAttr, StringAttr
 from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Operation, SSAValue
 
@@ -99,6 +100,7 @@ class _Extraction:
         keep: Callable[[str], bool],
     ) -> None:
         self.target = target
+        self.function = function
         self.block = function.body.block
         last = self.block.last_op
         assert isinstance(last, func.ReturnOp)
@@ -219,6 +221,14 @@ class _Extraction:
             else:
                 break
         return value
+
+    def argument_name(self, value: SSAValue) -> str:
+        """Return the name of an argument of the function."""
+        names = self.function.attributes["arg_names"]
+        assert isinstance(names, ArrayAttr)
+        name = names.data[self.block.args.index(value)]
+        assert isinstance(name, StringAttr)
+        return name.data
 
 
 def bind(
@@ -356,7 +366,7 @@ class _Tables:
         if isinstance(owner, Operation):
             row.name = text(owner, "result") or text(owner, "layer")
         else:
-            row.name = f"argument {owner.args.index(value)}" if value in owner.args else ""
+            row.name = self.extraction.argument_name(value)
             row.reason = "it is an argument"
         if any(self.extraction.root(result) is value for result in self.extraction.returned):
             row.reason = row.reason or "it is a result"
