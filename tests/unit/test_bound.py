@@ -23,6 +23,7 @@ from tilewright.schedule.bound import (
     array_floor,
     array_mapping,
     layer_bounds,
+    padded_work,
     vector_floor,
     vector_roofline,
 )
@@ -169,6 +170,23 @@ def test_convolutions(op: Operation, least: int, best: int, mapping: str) -> Non
     found = array_mapping(op, EDGE)
     assert found is not None
     assert (found.cycles, str(found)) == (best, mapping)
+
+
+@pytest.mark.parametrize(
+    ("op", "cycles"),
+    [
+        (conv(8, (24, 40), 1), 64 * 2 * 3),
+        (conv(8, (8, 4), 1), 64),
+        (conv(8, (16, 16), 3, 16), 64 * 9),
+        # One pixel: the rows of the weights, 144 for each of two blocks of results.
+        (conv(1, (16, 20), 3), 2 * 144),
+        (conv(8, (32, 32), 1, 8), 64 * 2),
+        (conv(8, (3, 16), 3), 64 * 2),
+    ],
+)
+def test_padded_products(op: Operation, cycles: int) -> None:
+    """One result pixel a pass, whole blocks."""
+    assert padded_work(op, EDGE) == cycles
 
 
 @pytest.mark.parametrize(

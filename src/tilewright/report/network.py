@@ -44,6 +44,15 @@ def floor(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> NetworkBo
     return _bound([_Row.of(record, *_FLOOR) for record in records], hardware)
 
 
+def padded(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> float:
+    """Return the cycles of a program that packs no pixels; arguments as of `roofline`.
+
+    The largest of the padded products' cycles, the vector unit's and DDR's.
+    """
+    bound = roofline(records, hardware)
+    return max(float(sum(int(r.get("padded_cycles", 0)) for r in records)), bound.vector, bound.ddr)
+
+
 def _bound(rows: Sequence[_Row], hardware: Hardware) -> NetworkBound:
     rate = hardware.ddr_bytes_per_cycle
     array, vector = float(sum(row.array for row in rows)), float(sum(row.vector for row in rows))

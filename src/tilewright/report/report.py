@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tilewright.codegen.program import HostStep, LoadStep, Program, StoreStep
 from tilewright.report.limits import NOT_SIMULATED, SLOW, Limit, Spans, layer_spans, limit_of
-from tilewright.report.network import binding, floor, roofline
+from tilewright.report.network import binding, floor, padded, roofline
 from tilewright.report.shares import cycles_of
 
 if TYPE_CHECKING:
@@ -145,6 +145,9 @@ class Report:
     """Cycles no program can beat, whatever its mappings."""
     floor_by: str
     """What sets it; as `bound_by`."""
+    padded: float
+    """Cycles with products padded to whole blocks, one result pixel a pass: what a program that
+    packs no pixels comes down to."""
     macs: int
     array_size: int
     ddr_bytes: int
@@ -219,6 +222,7 @@ class Report:
                 "ddr_bytes": "simulated",
                 "bound": "estimated",
                 "floor": "estimated",
+                "padded": "estimated",
                 "sram_peak": "allocated",
             },
         }
@@ -260,6 +264,7 @@ def make_report(
         order_bound=bound.order,
         floor=least_of_all.cycles,
         floor_by=least_of_all.limit,
+        padded=padded(info, target),
         macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
         array_size=target.array_size,
         ddr_bytes=simulation.ddr_bytes,

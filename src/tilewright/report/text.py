@@ -35,6 +35,8 @@ def summary(report: Report) -> list[str]:
             f"{report.ratio:.2f} x bound",
             f"  parts      array {report.array_bound:,.0f}, vector {report.vector_bound:,.0f}, DDR "
             f"{report.ddr_bound:,.0f}, order {report.order_bound:,.0f} cycles (estimated)",
+            f"  padded     {report.padded:,.0f} cycles with one pixel a pass (estimated); "
+            f"{report.cycles / max(report.padded, 1):.2f} x",
             f"  floor      {report.floor:,.0f} cycles by {in_words(report.floor_by)} for any "
             "program (estimated)",
             f"  array      {report.array_use:.1%} of {report.array_size}x{report.array_size} "

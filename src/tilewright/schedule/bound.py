@@ -92,6 +92,7 @@ def layer_bounds(
                 "device": text_of(op, "device"),
                 "macs": work[at][0],
                 "array_cycles": cost.array,
+                "padded_cycles": padded_work(op, hardware),
                 "vector_cycles": cost.vector,
                 "mapping": str(mappings[at] or ""),
                 "array_floor": cost.array_floor,
@@ -195,6 +196,37 @@ def array_mapping(op: Operation, hardware: Hardware) -> Mapping | None:
         )
         return Mapping(cycles, 1, 1, 1)
     return None
+
+
+def padded_work(op: Operation, hardware: Hardware) -> int:
+    """Return the array cycles of an op's products padded to whole blocks, one result pixel a pass.
+
+    Depthwise takes the diagonal. A step takes the longer of its pixels and the rows of its weights.
+    """
+    kind = op.name.split(".")[-1]
+    if text_of(op, "device") != "tpu" or not op.results:
+        return 0
+    result, size = shape_of(op.results[0]), hardware.array_size
+    if kind in ("conv", "avg_pool") and len(result) == 4:
+        rows, columns = axes_of(op)
+        taps = rows.kernel * columns.kernel
+        channels = result[-1 if text_of(op, "layout") == "nhwc" else 1]
+        pixels = prod(result) // channels
+        depth = shape_of(op.operands[1])[1] if kind == "conv" else 1
+        group = group_of(op) if kind == "conv" else channels
+        if group > 1 and depth == 1 and channels == group:
+            return pixels * taps * ceil(channels / size)
+        of_group = channels // group
+        pack = max(1, min(group, size // depth, size // of_group)) if group > 1 else 1
+        blocks = ceil(group / pack) * ceil(pack * of_group / size)
+        deep = pack * depth * taps
+        return blocks * max(pixels * ceil(deep / size), deep)
+    if kind in ("linear", "matmul"):
+        shape = shape_of(op.operands[1])
+        columns, depth = shape if kind == "linear" else shape[:-3:-1]
+        rows = prod(result) // columns
+        return ceil(columns / size) * max(rows * ceil(depth / size), depth)
+    return 0
 
 
 def _taken(value: SSAValue, hardware: Hardware) -> int:
