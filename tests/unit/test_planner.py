@@ -235,12 +235,15 @@ def test_an_opaque_unit_is_alone_and_works_on_ddr() -> None:
     assert plan.homes[net.units[2].reads[0].tensor].ddr
 
 
-def test_reasons_say_what_is_missing() -> None:
-    net, hardware = resnet((1,)), load_target("tiny8")
-    plan = plan_network(hardware, net.units, net.tensors)
-    reasons = " ".join(step.reason for step in plan.steps)
-    assert "a result" in reasons
-    assert "more than there are" in reasons
+def test_reasons_say_what_is_left() -> None:
+    small, large = resnet((1,)), resnet((1, 1))
+    for net, target, why in (
+        (small, "tiny8", "SRAM has 32768"), (large, "edge16", "to the steps between")
+    ):  # fmt: skip
+        plan = plan_network(load_target(target), net.units, net.tensors)
+        reasons = " ".join(step.reason for step in plan.steps)
+        assert "a result" in reasons
+        assert why in reasons
 
 
 def test_a_unit_that_never_fits_is_named() -> None:

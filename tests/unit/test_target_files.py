@@ -28,9 +28,9 @@ def test_the_text_used_here_is_legal() -> None:
         TINY.replace("32768", "2026-13-45"), TINY.replace("32768", ".nan"),
         TINY.replace("32768", "true"), TINY.replace("32768", "9" * 5000), TINY + "sram: 4\n",
         TINY.replace("half_up", "null"), TINY.replace("[int8]", "int8"),
-        TINY.replace("[int8]", "[]"),
+        TINY.replace("[int8]", "[]"), TINY + "rounding: truncate\n",
     ],
-    ids=range(22),
+    ids=range(23),
 )  # fmt: skip
 def test_wrong_target_files_are_refused(text: str) -> None:
     with pytest.raises(TilewrightError) as caught:

@@ -83,7 +83,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         help="speed (default), or size: the least memory for activations, then speed",
     )  # fmt: skip
     speed.add_argument(
-        "--constant-in-sram", metavar="NAMES", default="",
+        "--constant-in-sram", metavar="NAMES",
         help="layers or constants by comma, or `all`: their weights are loaded once, when the "
         "program starts, and stay in SRAM",
     )  # fmt: skip
@@ -159,7 +159,12 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             "--optimise size has nothing to choose when every layer is by itself",
             hint="leave out -O0 and --no-fusion",
         )
-    kept = tuple(filter(None, (name.strip() for name in options.constant_in_sram.split(","))))
+    kept: tuple[str, ...] = ()
+    if options.constant_in_sram is not None:
+        names = (name.strip() for name in options.constant_in_sram.split(","))
+        kept = tuple(filter(None, names))
+        if not kept:
+            raise UsageError("E0702", "--constant-in-sram names nothing")
     if kept and options.dtype == "float32":
         raise UsageError("E0702", "--constant-in-sram: in float32 nothing runs on the chip")
     levels = {"all": LEVELS, "none": ()}.get(keep_ir, tuple(filter(None, keep_ir.split(","))))

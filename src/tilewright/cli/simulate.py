@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         if options.level != "cycle":
             raise UsageError("E0702", "--trace needs --level cycle")
         check_writable(options.trace, options.package)
-    _check_timing(options)
+    _check(options)
     package = load(options.package)
     if options.level == "functional":
         return _functional(options)
@@ -93,9 +93,15 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check_timing(options: argparse.Namespace) -> None:
+def _check(options: argparse.Namespace) -> None:
     from tilewright.diagnostics import UsageError
 
+    for name, low in (("seed", 0), ("layers", 1)):
+        value = getattr(options, name)
+        if value is not None and value < low:
+            raise UsageError("E0702", f"--{name} must be {low} or more, not {value}")
+    if options.layers is not None and options.level != "cycle":
+        raise UsageError("E0702", "--layers needs the cycles of --level cycle")
     given = [
         name
         for name in ("waveform", "program", "scope", "deadline_us")

@@ -314,12 +314,10 @@ class _Builder:
             for at, later in enumerate(self.states)
             if later.action is not None and later.action.last >= item.last_reader
         )
-        used = max(
-            later.action.price.used_bytes
-            for later in self.states[number : end + 1]
-            if later.action is not None
+        left = size - item.held_bytes
+        if left <= 0:
+            return f"it takes {item.held_bytes} bytes, SRAM has {size}"
+        return (
+            f"holding its {item.held_bytes} bytes until step {end} leaves {left} of {size} to the "
+            "steps between, which is too little or slower"
         )
-        missing = used + item.held_bytes - size
-        if missing <= 0:
-            return f"holding its {item.held_bytes} bytes would cost more than it saves"
-        return f"it takes {item.held_bytes} bytes until step {end}, {missing} more than there are"

@@ -288,6 +288,26 @@ def _target_text(name_or_path: str | Path) -> tuple[str, str]:
         raise TilewrightError("E0701", f"cannot read target file `{path}`", [str(error)]) from error
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands in a mapping twice: which of both counts would be a guess."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Return the mapping.
+
+        Raises:
+            yaml.constructor.ConstructorError: a key is there twice, or cannot be a key.
+        """
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"`{key.value}` is given twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def parse_target(text: str, where: str = "target") -> Hardware:
     """Parse a target file's text; `where` names it in errors.
 
@@ -295,7 +315,8 @@ def parse_target(text: str, where: str = "target") -> Hardware:
         TilewrightError: E0201; one line a wrong field: name, value, unit, legal range.
     """
     try:
-        content: Any = yaml.safe_load(text)
+        # A `SafeLoader`: no tag makes an object.
+        content: Any = yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
         # The last two: a date that does not exist, a mapping for a key.
         raise TilewrightError(

@@ -195,7 +195,7 @@ class _Extraction:
                     op,
                     reads,
                     lambda buffers: vector.lower_resize(buffers, op),
-                    "it interpolates",
+                    "a resize gathers rows from all over its operand",
                 )
             case _:
                 raise no_instruction(op)
