@@ -251,9 +251,12 @@ def test_decisions_of_a_plan_say_which_step_and_tile_were_chosen() -> None:
     generator = np.random.default_rng(0)
     y = graph.conv("conv1", graph.input("x"), generator, 16)
     z = graph.conv("conv2", y, generator, 16)
-    reasons = {"conv1": "", "conv2": ""}
+    reasons = {"conv1": "", "conv2": "", "tpu_0": ""}
     for item in tile(graph, load_target("tiny8"), z):
         reasons[item.layer] += item.reason + "\n"
+    whole = reasons.pop("tpu_0")
+    assert "2 steps, 0 of them cascades; 1 tensors held in SRAM" in whole
+    assert "bytes at the most" in whole
     assert "stay in SRAM until step 1" in reasons["conv1"]
     assert "conv1 in SRAM" in reasons["conv2"]
     for reason in reasons.values():

@@ -37,6 +37,7 @@ from tilewright.transforms.affine.extract import Network, bind, extract
 from tilewright.transforms.affine.nest import Constants, Nest
 from tilewright.transforms.affine.reductions import no_tiling
 from tilewright.transforms.affine.segment import (
+    PASS,
     Buffers,
     element_of,
     number,
@@ -89,6 +90,7 @@ class Segment:
         network = extract(self.context, self.target, self.function, self.fuse, self.keep)
         self.constants = network.constants
         plan = self._plan(network)
+        self._log(plan)
         extra = self._scalar_parameters(old)
         inputs = [_buffer(arg.type) for arg in old.args]
         types = [*inputs, *extra, *(_buffer(value.type) for value in results)]
@@ -142,6 +144,19 @@ class Segment:
                 refusal = out_of_memory(layer, answer.buffers, answer.needed_bytes, self.target)
                 raise refusal from error
             raise no_tiling(layer, answer, self.target) from error
+
+    def _log(self, plan: Plan) -> None:
+        """Note what the plan of the whole function comes to."""
+        cascades = sum(1 for step in plan.steps if len(step.units) > 1)
+        held = sum(1 for home in plan.homes if home.held)
+        self.context.decide(
+            self.function.sym_name.data,
+            PASS,
+            True,
+            f"{len(plan.steps)} steps, {cascades} of them cascades; {held} tensors held in SRAM; "
+            f"activations take {plan.activation_bytes} bytes at the most, in SRAM and DDR together",
+            activation_bytes=plan.activation_bytes,
+        )
 
     def _too_many_constants(
         self, network: Network, error: ConstantsDoNotFitError
