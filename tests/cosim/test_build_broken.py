@@ -176,11 +176,14 @@ def test_folders_of_dead_builds_are_removed(cache: Path, tmp_path: Path) -> None
 
 
 BUILD = """
+import signal
 import sys
 from pathlib import Path
 from tilewright.cosim.build import build_library
 from tilewright.spec.hardware import load_target
 
+# As in a terminal, also when these tests are a shell's job in the background, which ignores it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
     build_library(load_target("tiny8"), sources=[Path(sys.argv[1])])
 except KeyboardInterrupt:
