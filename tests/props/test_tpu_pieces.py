@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from tilewright.schedule.ddr import Lifetime, place_ddr
 from tilewright.schedule.footprint import conv_form, pixel_pitch
-from tilewright.schedule.placement import TileBuffer, TileDoesNotFit, place_packed
 from tilewright.spec.hardware import load_target
 from tilewright.spec.program import MAC, VEC
 from tilewright.transforms.tpu.constants import pack_weights
@@ -37,41 +36,6 @@ def test_tensors_alive_together_never_share_bytes(items: list[tuple[int, int, in
         if one.first <= two.last and two.first <= one.last:
             low, high = offsets[one.name], offsets[two.name]
             assert low + one.size_bytes <= high or high + two.size_bytes <= low
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.sampled_from(["input", "weights", "output", "bias"]),
-            st.integers(0, 6000),
-            st.integers(1, 2),
-        ),
-        min_size=1,
-        max_size=6,
-    )
-)
-def test_tiles_of_a_nest_never_overlap_and_weights_have_banks_of_their_own(
-    items: list[tuple[str, int, int]],
-) -> None:
-    buffers = [
-        TileBuffer(f"b{i}", role, size, slots) for i, (role, size, slots) in enumerate(items)
-    ]
-    placed = place_packed(TINY, buffers)
-    if isinstance(placed, TileDoesNotFit):
-        assert placed.needed_bytes > TINY.sram_size
-        return
-    spans: list[tuple[int, int, str]] = []
-    for buffer in buffers:
-        assert len(placed[buffer.name]) == buffer.slots
-        for address in placed[buffer.name]:
-            assert address % TINY.sram_word_bytes == 0
-            assert 0 <= address <= address + buffer.size_bytes <= TINY.sram_size
-            spans.append((address, address + buffer.size_bytes, buffer.role))
-    for (low, high, role), (low2, high2, role2) in itertools.combinations(spans, 2):
-        assert high <= low2 or high2 <= low or low == high or low2 == high2
-        if (role == "weights") != (role2 == "weights") and high > low and high2 > low2:
-            banks = set(range(low // TINY.bank_size, (high - 1) // TINY.bank_size + 1))
-            assert not banks & set(range(low2 // TINY.bank_size, (high2 - 1) // TINY.bank_size + 1))
 
 
 @given(

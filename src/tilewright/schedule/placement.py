@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tilewright.schedule.footprint import align
 from tilewright.spec.hardware import Hardware
 
 
@@ -66,33 +65,3 @@ def place_network(
     from tilewright.schedule.placement_search import search
 
     return search(hardware, items)
-
-
-def place_packed(
-    hardware: Hardware, buffers: list[TileBuffer]
-) -> dict[str, list[int]] | TileDoesNotFit:
-    """Place tiles that are all alive together, weights in banks that no other tile lies in.
-
-    Weights grow from the top of SRAM downwards, everything else from the bottom upwards. What fits
-    this way fits in `place_network`.
-    """
-    word, bank = hardware.sram_word_bytes, hardware.bank_size
-    low, high = 0, hardware.sram_size
-    addresses: dict[str, list[int]] = {buffer.name: [] for buffer in buffers}
-    for buffer in buffers:
-        for _ in range(buffer.slots):
-            if buffer.role == "weights":
-                high -= align(buffer.size_bytes, word)
-                addresses[buffer.name].append(high)
-            else:
-                addresses[buffer.name].append(low)
-                low += align(buffer.size_bytes, word)
-    weight_bytes = hardware.sram_size - high
-    needed = align(low, bank) + align(weight_bytes, bank)
-    if needed > hardware.sram_size:
-        return TileDoesNotFit(
-            needed,
-            f"tiles need {low} bytes beside {weight_bytes} bytes of weights, in separate banks "
-            f"of {bank} bytes",
-        )
-    return addresses
