@@ -122,6 +122,10 @@ def test_explain_names_the_users_layers(
     assert "on the chip" in capsys.readouterr().out
     assert main(["explain", str(out), "relu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["decisions"]
+    assert main(["explain", str(out), "tpu_1"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("tpu_1: a program of the chip\n")
+    assert "activations take" in told
 
 
 @pytest.mark.parametrize(

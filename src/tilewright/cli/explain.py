@@ -53,12 +53,14 @@ def run(options: argparse.Namespace) -> int:
         by_layer.setdefault(row["layer"], []).append(
             f"  {row['stage']} {mark}: {row['reason']}" + (f" ({extra})" if extra else "")
         )
+    programs = {step.name for step in content.program.tpu_steps}
     for name, lines in by_layer.items():
         if options.refused and not lines:
             continue
         row = known.get(name, {})
         where = {"tpu": "on the chip", "host": "on the host"}.get(str(row.get("device")), "")
-        print(f"{name}: {row.get('op', 'folded away')} {where}".rstrip())
+        what = "a program of the chip" if name in programs else "folded away"
+        print(f"{name}: {row.get('op', what)} {where}".rstrip())
         if row.get("reason"):
             print(f"  because {row['reason']}")
         if row.get("macs"):

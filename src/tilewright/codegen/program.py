@@ -146,6 +146,7 @@ class Program:
 
     Keys: `name`; `op`; `device` ("tpu" or "host"); `macs` (useful multiply-accumulates);
     `array_cycles`, `vector_cycles` (by the best mapping), `mapping` (of the array, in words),
+    `padded_cycles` (of the array, one result pixel a pass);
     `array_floor`, `vector_floor` (for any program); `min_ddr_bytes` (weights and parameters once,
     and what passes between host and chip), `kernel_bytes` of them weights; `weights_after` (bytes
     of weights used after its last element, whichever that is), `array_after`, `vector_after`

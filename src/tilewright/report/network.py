@@ -44,12 +44,15 @@ def floor(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> NetworkBo
     return _bound([_Row.of(record, *_FLOOR) for record in records], hardware)
 
 
-def padded(records: Sequence[Mapping[str, Any]], hardware: Hardware) -> float:
-    """Return the cycles of a program that packs no pixels; arguments as of `roofline`.
+def padded(records: Sequence[Mapping[str, Any]], bound: NetworkBound) -> float:
+    """Return the cycles of a program that packs no pixels.
 
     The largest of the padded products' cycles, the vector unit's and DDR's.
+
+    Args:
+        records: as of `roofline`.
+        bound: their roofline.
     """
-    bound = roofline(records, hardware)
     return max(float(sum(int(r.get("padded_cycles", 0)) for r in records)), bound.vector, bound.ddr)
 
 

@@ -264,7 +264,7 @@ def make_report(
         order_bound=bound.order,
         floor=least_of_all.cycles,
         floor_by=least_of_all.limit,
-        padded=padded(info, target),
+        padded=padded(info, bound),
         macs=sum(int(row.get("macs", 0)) for row in info if row.get("device") == "tpu"),
         array_size=target.array_size,
         ddr_bytes=simulation.ddr_bytes,
