@@ -212,13 +212,13 @@ class ChannelParameters:
     """Channels whose scale was raised so that the bias fits."""
 
 
-def weight_scales(weight: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
-    """Return per-channel scales `max|w| / 127` of `weight[O, ...]` and a mask of the dead channels.
+def weight_scales(weight: FloatArray, qmax: int = QMAX) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Return per-channel scales `max|w| / qmax` of `weight[O, ...]` and the dead channels' mask.
 
     A dead channel gets the smallest useful scale of the layer (0 if there is none).
     """
     flat = np.abs(np.asarray(weight, dtype=np.float64)).reshape(weight.shape[0], -1)
-    scales = (flat.max(axis=1) if flat.shape[1] else np.zeros(weight.shape[0])) / QMAX
+    scales = (flat.max(axis=1) if flat.shape[1] else np.zeros(weight.shape[0])) / qmax
     dead = scales < SMALLEST_SCALE
     if not dead.all():
         scales[dead] = scales[~dead].min()
@@ -239,12 +239,20 @@ def quantise_channels(
     rounding: str,
     input_mean: npt.NDArray[np.floating] | None = None,
     group: int = 1,
+    qmax: int = QMAX,
+    given: npt.NDArray[np.floating] | None = None,
+    clip: bool = False,
+    input_square: npt.NDArray[np.floating] | None = None,
 ) -> ChannelParameters:
     """Quantise float `weight[O, ...]` per output channel, and its bias, for given scales.
 
     With `input_mean`, the mean of every input channel, the bias takes back the mean error that
     rounding the weights makes: `bias -= sum((q * scale - w) * mean)`. (At zero padding the mean is
     less; the correction is that of the interior.)
+
+    Codes are `-qmax..qmax`. `given`, one scale a channel, takes the place of `max|w| / qmax`; with
+    `clip` each scale is searched for the least squared error of its channel, weighted by
+    `input_square`, the mean square of every input channel, where that is known.
 
     Raises:
         TilewrightError: E0304, weights or biases are not finite; E0302, an accumulator could
@@ -255,7 +263,12 @@ def quantise_channels(
     real_bias = np.zeros(channels) if bias is None else np.asarray(bias, np.float64).reshape(-1)
     if not np.isfinite(real).all() or not np.isfinite(real_bias).all():
         raise TilewrightError("E0304", f'weights or biases of "{layer}" are not finite')
-    scales, dead = weight_scales(real)
+    scales, dead = weight_scales(real, qmax)
+    if given is not None:
+        scales = np.asarray(given, np.float64).reshape(channels).copy()
+        dead = np.zeros(channels, dtype=np.bool_)
+    elif clip and not dead.all():
+        scales = clipped_scales(real, scales, qmax, input_square, group)
     if dead.all():
         # Nothing but biases: any scale will do that keeps them to a fraction of an output step.
         scales[:] = max(output_scale / input_scale * 2.0**-16, SMALLEST_SCALE)
@@ -264,7 +277,7 @@ def quantise_channels(
     steps = TRUNCATION_STEPS * output_scale if truncating else 0.0
     float_bias = real_bias
     raised = np.zeros(channels, dtype=np.bool_)
-    codes = _round_codes(real, scales)
+    codes = _round_codes(real, scales, qmax)
     for _ in range(4):
         shifted = abs(input_zero) * np.abs(codes).reshape(channels, -1).sum(axis=1, dtype=np.int64)
         room = BIAS_LIMIT - 4096 - shifted
@@ -277,7 +290,7 @@ def quantise_channels(
             break
         raised |= low
         scales = np.where(low, least * (1 + 2.0**-20), scales)
-        codes = _round_codes(real, scales)
+        codes = _round_codes(real, scales, qmax)
 
     m, s = encode_multipliers(input_scale * scales / output_scale)
     flat = codes.reshape(channels, -1).astype(np.int64)
@@ -321,9 +334,41 @@ def _mean_error(
     return (grouped @ means).reshape(channels)
 
 
-def _round_codes(real: FloatArray, scales: FloatArray) -> npt.NDArray[np.int64]:
+def _round_codes(real: FloatArray, scales: FloatArray, qmax: int = QMAX) -> npt.NDArray[np.int64]:
     column = scales.reshape(-1, *([1] * (real.ndim - 1)))
-    return np.clip(np.rint(real / column), -QMAX, QMAX).astype(np.int64)
+    return np.clip(np.rint(real / column), -qmax, qmax).astype(np.int64)
+
+
+CLIP_CANDIDATES = np.linspace(1.0, 0.4, 31)
+"""Shares of a channel's largest weight that the search for its scale tries."""
+
+
+def clipped_scales(
+    real: FloatArray,
+    scales: FloatArray,
+    qmax: int,
+    square: npt.NDArray[np.floating] | None,
+    group: int,
+) -> FloatArray:
+    """Return for every channel the scale, at most `scales`, of least squared rounding error.
+
+    The error of a weight is weighted by the mean square of the input channel it multiplies.
+    """
+    channels = real.shape[0]
+    flat = real.reshape(channels, -1)
+    cost = np.ones_like(flat)
+    if square is not None and real.ndim >= 2 and square.shape == (real.shape[1] * group,):
+        owner = np.arange(channels) // max(1, channels // group)
+        rows = np.asarray(square, np.float64).reshape(group, real.shape[1])[owner]
+        cost = np.repeat(rows, flat.shape[1] // real.shape[1], axis=1)
+    best, least = scales.copy(), np.full(channels, math.inf)
+    for share in CLIP_CANDIDATES:
+        step = scales * share
+        codes = _round_codes(flat, step, qmax)
+        error = ((codes * step[:, None] - flat) ** 2 * cost).sum(axis=1)
+        better = error < least
+        best[better], least[better] = step[better], error[better]
+    return best
 
 
 def _overflow(layer: str, channel: int, why: str) -> TilewrightError:

@@ -6,10 +6,11 @@ method: kl
 samples: 200
 preprocessing: {resize: stretch, size: [224, 224], ...}
 values:
-  conv1: {threshold: 5.97, max: 6.0, chosen: kl}
+  conv1: {threshold: 5.97, low: 0.0, high: 5.99, max: 6.0, chosen: kl}
 ```
 
-A layer's `threshold` may be edited by hand; the rest is a record of how it came about.
+A layer's `threshold` (symmetric codes) and its `low` and `high` (asymmetric codes) may be edited by
+hand; the rest is a record of how they came about.
 """
 
 from __future__ import annotations
@@ -55,6 +56,13 @@ class CalibrationTable:
         default_factory=dict[str, "npt.NDArray[np.float32]"]
     )
     """Mean of every channel of the values that layers with weights read (bias correction)."""
+    ranges: dict[str, tuple[float, float]] = field(default_factory=dict[str, "tuple[float, float]"])
+    """Least and greatest real value to represent with asymmetric codes, `low <= 0 <= high`; a value
+    without an entry takes its threshold."""
+    squares: dict[str, npt.NDArray[np.float32]] = field(
+        default_factory=dict[str, "npt.NDArray[np.float32]"]
+    )
+    """Mean square of the channels that `means` has (what an error of a weight costs)."""
 
     def maxima(self) -> dict[str, float]:
         """Return the largest magnitude seen of every value; its threshold where that is unknown."""
@@ -70,7 +78,11 @@ class CalibrationTable:
             TilewrightError: E0701, the file cannot be written.
         """
         values = {
-            name: {"threshold": float(threshold), **self.details.get(name, {})}
+            name: {
+                "threshold": float(threshold),
+                **_bounds(self.ranges.get(name)),
+                **self.details.get(name, {}),
+            }
             for name, threshold in self.thresholds.items()
         }
         data = {
@@ -79,14 +91,13 @@ class CalibrationTable:
             "samples": self.samples,
             "preprocessing": self.preprocessing,
             "values": values,
-            "means": {
-                name: base64.b64encode(mean.astype("<f4").tobytes()).decode()
-                for name, mean in self.means.items()
-            },
+            "means": _encoded(self.means),
+            "squares": _encoded(self.squares),
         }
         text = (
             "# Calibration table. `threshold` is the largest magnitude int8 codes represent.\n"
-            "# `means`: mean of every channel of a layer's input (base64 float32); optional.\n"
+            "# `low` and `high` are the ends of asymmetric codes.\n"
+            "# `means`, `squares`: of every channel of layers' inputs (base64 float32); optional.\n"
         )
         text += yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
         target = Path(path)
@@ -124,6 +135,7 @@ class CalibrationTable:
             raise _malformed(path, "it needs `values`, a mapping of layer names")
         thresholds: dict[str, float] = {}
         details: dict[str, dict[str, float | str]] = {}
+        ranges: dict[str, tuple[float, float]] = {}
         for name, entry in values.items():
             raw: Any = entry.get("threshold") if isinstance(entry, Mapping) else entry
             if (
@@ -136,8 +148,12 @@ class CalibrationTable:
             thresholds[str(name)] = float(raw)
             if isinstance(entry, Mapping):
                 details[str(name)] = {
-                    str(key): value for key, value in entry.items() if key != "threshold"
+                    str(key): value
+                    for key, value in entry.items()
+                    if key not in ("threshold", "low", "high")
                 }
+                if "low" in entry or "high" in entry:
+                    ranges[str(name)] = _read_range(path, str(name), entry)
                 seen: Any = entry.get("max", 0.0)
                 if not isinstance(seen, int | float) or not math.isfinite(seen) or seen < 0:
                     raise _malformed(path, f"`{name}`: max must be a number >= 0, not {seen!r}")
@@ -150,22 +166,53 @@ class CalibrationTable:
             samples,
             data.get("preprocessing"),
             details,
-            _read_means(path, data.get("means") or {}),
+            _read_rows(path, "means", data.get("means") or {}),
+            ranges,
+            _read_rows(path, "squares", data.get("squares") or {}),
         )
 
 
-def _read_means(path: str | Path, entries: Any) -> dict[str, npt.NDArray[np.float32]]:
+def _bounds(ends: tuple[float, float] | None) -> dict[str, float]:
+    return {} if ends is None else {"low": float(ends[0]), "high": float(ends[1])}
+
+
+def _encoded(rows: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, str]:
+    return {
+        name: base64.b64encode(row.astype("<f4").tobytes()).decode() for name, row in rows.items()
+    }
+
+
+def _read_range(path: str | Path, name: str, entry: Mapping[Any, Any]) -> tuple[float, float]:
+    ends: list[float] = []
+    for key in ("low", "high"):
+        value: Any = entry.get(key)
+        if (
+            not isinstance(value, int | float)
+            or isinstance(value, bool)
+            or not math.isfinite(value)
+        ):
+            raise _malformed(path, f"`{name}`: {key} must be a finite number, not {value!r}")
+        ends.append(float(value))
+    if not ends[0] <= 0.0 <= ends[1]:
+        raise _malformed(
+            path,
+            f"`{name}`: low must be at most 0 and high at least 0, not {ends[0]!r}, {ends[1]!r}",
+        )
+    return ends[0], ends[1]
+
+
+def _read_rows(path: str | Path, what: str, entries: Any) -> dict[str, npt.NDArray[np.float32]]:
     if not isinstance(entries, Mapping):
-        raise _malformed(path, "`means` must be a mapping")
+        raise _malformed(path, f"`{what}` must be a mapping")
     found: dict[str, npt.NDArray[np.float32]] = {}
     for name, text in entries.items():
         try:
             data = base64.b64decode(str(text), validate=True)
             mean = np.frombuffer(data, "<f4").astype(np.float32)
         except ValueError as error:
-            raise _malformed(path, f"`means`: `{name}` is not base64 of float32") from error
+            raise _malformed(path, f"`{what}`: `{name}` is not base64 of float32") from error
         if not np.isfinite(mean).all():
-            raise _malformed(path, f"`means`: `{name}` is not finite")
+            raise _malformed(path, f"`{what}`: `{name}` is not finite")
         found[str(name)] = mean
     return found
 
@@ -176,31 +223,45 @@ def _malformed(path: str | Path, what: str) -> TilewrightError:
 
 def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
     """Record the ranges in the module: names, thresholds and largest values seen, float64."""
-    from xdsl.dialects.builtin import (
-        ArrayAttr,
-        DenseArrayBase,
-        DictionaryAttr,
-        FloatAttr,
-        StringAttr,
-        f32,
-        f64,
-    )
+    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr, f64
 
+    # A value without a range of its own is written as the symmetric one it takes.
+    ends = [table.ranges.get(name, (-t, t)) for name, t in table.thresholds.items()]
     module.attributes[CALIBRATION_ATTRIBUTE] = DictionaryAttr(
         {
             "method": StringAttr(table.method),
             "names": ArrayAttr([StringAttr(name) for name in table.thresholds]),
             "thresholds": ArrayAttr([FloatAttr(v, f64) for v in table.thresholds.values()]),
             "maxima": ArrayAttr([FloatAttr(v, f64) for v in table.maxima().values()]),
-            "mean_names": ArrayAttr([StringAttr(name) for name in table.means]),
-            "means": ArrayAttr(
-                [
-                    DenseArrayBase.from_list(f32, [float(v) for v in mean])
-                    for mean in table.means.values()
-                ]
-            ),
+            "lows": ArrayAttr([FloatAttr(v, f64) for v, _ in ends]),
+            "highs": ArrayAttr([FloatAttr(v, f64) for _, v in ends]),
+            **_rows_attributes("mean", table.means),
+            **_rows_attributes("square", table.squares),
         }
     )
+
+
+def _rows_attributes(kind: str, rows: Mapping[str, npt.NDArray[np.float32]]) -> dict[str, Any]:
+    from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr, f32
+
+    return {
+        f"{kind}_names": ArrayAttr([StringAttr(name) for name in rows]),
+        f"{kind}s": ArrayAttr(
+            [DenseArrayBase.from_list(f32, [float(v) for v in row]) for row in rows.values()]
+        ),
+    }
+
+
+def _rows_of(kind: str, data: Mapping[str, Any]) -> dict[str, npt.NDArray[np.float32]]:
+    from xdsl.dialects.builtin import ArrayAttr, DenseArrayBase, StringAttr
+
+    owners, rows = data.get(f"{kind}_names"), data.get(f"{kind}s")
+    found: dict[str, npt.NDArray[np.float32]] = {}
+    if isinstance(owners, ArrayAttr) and isinstance(rows, ArrayAttr):
+        for owner, row in zip(owners, rows, strict=False):
+            if isinstance(owner, StringAttr) and isinstance(row, DenseArrayBase):
+                found[owner.data] = np.array(row.get_values(), np.float32)
+    return found
 
 
 def read_attribute(module: ModuleOp) -> CalibrationTable | None:
@@ -209,20 +270,16 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     Raises:
         TilewrightError: E0301, the record is malformed.
     """
-    from xdsl.dialects.builtin import (
-        ArrayAttr,
-        DenseArrayBase,
-        DictionaryAttr,
-        FloatAttr,
-        StringAttr,
-    )
+    from xdsl.dialects.builtin import ArrayAttr, DictionaryAttr, FloatAttr, StringAttr
 
     record = module.attributes.get(CALIBRATION_ATTRIBUTE)
     if record is None:
         return None
     data = record.data if isinstance(record, DictionaryAttr) else {}
     names, method = data.get("names"), data.get("method")
-    columns = [data.get("thresholds"), data.get("maxima")]
+    columns = [data.get(key) for key in ("thresholds", "maxima")]
+    if "lows" in data or "highs" in data:
+        columns += [data.get("lows"), data.get("highs")]
     if not isinstance(names, ArrayAttr):
         raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` needs `names`")
     keys = [item.data for item in names if isinstance(item, StringAttr)]
@@ -234,15 +291,17 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     ]
     if any(len(column) != len(names) for column in (keys, *numbers)):
         raise TilewrightError("E0301", f"`{CALIBRATION_ATTRIBUTE}` is malformed")
-    owners, rows = data.get("mean_names"), data.get("means")
-    means: dict[str, npt.NDArray[np.float32]] = {}
-    if isinstance(owners, ArrayAttr) and isinstance(rows, ArrayAttr):
-        for owner, row in zip(owners, rows, strict=False):
-            if isinstance(owner, StringAttr) and isinstance(row, DenseArrayBase):
-                means[owner.data] = np.array(row.get_values(), np.float32)
     return CalibrationTable(
         dict(zip(keys, numbers[0], strict=True)),
         method.data if isinstance(method, StringAttr) else "max",
         details={key: {"max": value} for key, value in zip(keys, numbers[1], strict=True)},
-        means=means,
+        means=_rows_of("mean", data),
+        ranges={
+            key: (low, high)
+            for key, threshold, low, high in zip(keys, numbers[0], *numbers[2:], strict=True)
+            if (low, high) != (-threshold, threshold)
+        }
+        if numbers[2:]
+        else {},
+        squares=_rows_of("square", data),
     )

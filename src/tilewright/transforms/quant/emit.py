@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 STAGE = "quantize"
 
+WEIGHT_CODES = {8: 127, 4: 7}
+"""Largest code of weights of so many bits; the least is its negative."""
+
 
 class Emitter:
     """Appends integer ops to a new block; remembers which codes stand for which float value."""
@@ -62,6 +65,9 @@ class Emitter:
     ) -> None:
         self.ctx = ctx
         self.means = means
+        self.squares: Mapping[str, npt.NDArray[np.float32]] = {}
+        """Mean square of every channel of layers' inputs; with `clip_weights`."""
+        self.clip_weights = False
         self.weights = ctx.weights
         self.scales = scales
         self.rounding = rounding
@@ -288,7 +294,7 @@ class Emitter:
         `wide`: the sums are not requantised. The multiplier is then one, and nothing is rounded
         that a truncating chip would have to make up for.
         """
-        layer, codes = layer_of(op), self.as_codes(x)
+        layer, codes, attrs = layer_of(op), self.as_codes(x), Attrs(op.attributes)
         source, target = quantised(codes), self.result(op).element_type
         bias = None
         if len(op.operands) > 2 and not is_absent(op.operands[2]):
@@ -303,7 +309,13 @@ class Emitter:
             output_zero=target.zero,
             rounding="half_up" if wide else self.rounding,
             input_mean=self.means.get(self.scales.names[x]),
-            group=Attrs(op.attributes).integer("group", 1),
+            group=attrs.integer("group", 1),
+            qmax=WEIGHT_CODES[attrs.integer("weight_bits", 8)],
+            given=self.weights.get(attrs.string("weight_scale"))
+            if "weight_scale" in op.attributes
+            else None,
+            clip=self.clip_weights,
+            input_square=self.squares.get(self.scales.names[x]),
         )
         low, high = (-128, 127) if wide else self._bounds(op, target)
         mult = np.ones_like(p.mult) if wide else p.mult

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
-from xdsl.dialects.func import ReturnOp
+from xdsl.dialects.builtin import ArrayAttr, FloatAttr, IntegerAttr, ModuleOp
+from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Block, Region, SSAValue
 from xdsl.passes import ModulePass
 
@@ -35,7 +35,7 @@ from tilewright.quant.graph import argument_names, layer_of, main_function
 from tilewright.quant.table import CALIBRATION_ATTRIBUTE, CalibrationTable, read_attribute
 from tilewright.transforms.quant.classify import place
 from tilewright.transforms.quant.emit import Emitter
-from tilewright.transforms.quant.scales import Scales, value_names
+from tilewright.transforms.quant.scales import EdgeScale, Scales, value_names
 
 if TYPE_CHECKING:
     from tilewright.ir.context import CompileContext
@@ -50,6 +50,9 @@ def quantize_module(
     target_rounding: str,
     means: Mapping[str, npt.NDArray[np.float32]] | None = None,
     asymmetric: bool = False,
+    ranges: Mapping[str, tuple[float, float]] | None = None,
+    squares: Mapping[str, npt.NDArray[np.float32]] | None = None,
+    clip_weights: bool = False,
 ) -> None:
     """Quantise `@main` in place: int8, weights per channel, activations per tensor.
 
@@ -60,7 +63,10 @@ def quantize_module(
         target_rounding: rounding of the target's requantising shift.
         means: mean of every channel of layers' inputs (`CalibrationTable.means`); with them biases
             take back the mean error of rounded weights.
-        asymmetric: give activations that cannot be negative the zero point -128, and all 256 codes.
+        asymmetric: all 256 codes for `ranges`; zero point -128 for what cannot be negative.
+        ranges: least and greatest value of every value, for `asymmetric` (`CalibrationTable`).
+        squares: mean square of every channel of layers' inputs, for `clip_weights`.
+        clip_weights: search each channel's weight scale for the least expected squared error.
 
     Raises:
         TilewrightError: E0301, a range is missing; E0302, an accumulator could overflow.
@@ -75,10 +81,21 @@ def quantize_module(
     layers = [op for op in ops if op not in constants]
     hosts = place(layers, ctx.weights)
     names = value_names(ops, arguments)
-    scales = Scales(layers, set(hosts), names, thresholds, ctx.weights, asymmetric)
+    scales = Scales(
+        layers,
+        set(hosts),
+        names,
+        thresholds,
+        ctx.weights,
+        asymmetric,
+        ranges,
+        _given_arguments(main),
+    )
 
     block = Block(arg_types=[argument.type for argument in old.args])
     emitter = Emitter(ctx, scales, target_rounding, block, means or {})
+    emitter.squares = squares or {}
+    emitter.clip_weights = clip_weights
     emitter.names.update(names.values())
     for before, after in zip(old.args, block.args, strict=True):
         after.name_hint = before.name_hint
@@ -102,6 +119,19 @@ def quantize_module(
             if key in op.attributes and op.name.startswith("quant."):
                 kept.add(op.attributes[key].data)  # pyright: ignore[reportAttributeAccessIssue]
     ctx.weights.keep_only(kept)
+
+
+def _given_arguments(main: FuncOp) -> dict[SSAValue, EdgeScale]:
+    """Return the scales that the model gives its own inputs."""
+    scales = main.attributes.get("arg_quant_scales")
+    zeros = main.attributes.get("arg_quant_zeros")
+    if not isinstance(scales, ArrayAttr) or not isinstance(zeros, ArrayAttr):
+        return {}
+    found: dict[SSAValue, EdgeScale] = {}
+    for argument, scale, zero in zip(main.body.block.args, scales, zeros, strict=True):
+        if isinstance(scale, FloatAttr) and isinstance(zero, IntegerAttr) and scale.value.data > 0:
+            found[argument] = EdgeScale(float(scale.value.data), int(zero.value.data))
+    return found
 
 
 def _drop_unused(block: Block) -> None:
@@ -128,7 +158,9 @@ class QuantizePass(ModulePass):
     rounding: str = ""
     """Rounding of the requantising shift; default: the target's, half_up without a target."""
     activations: str = "symmetric"
-    """`symmetric`: zero point 0 throughout. `asymmetric`: -128 where a value cannot be negative."""
+    """`symmetric`: zero point 0 throughout. `asymmetric`: all 256 codes for each value's range."""
+    clip_weights: bool = False
+    """Search each channel's weight scale for the least expected squared error."""
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Quantise `op` in place.
@@ -159,6 +191,9 @@ class QuantizePass(ModulePass):
             self.rounding or default,
             table.means,
             self.activations == "asymmetric",
+            table.ranges,
+            table.squares,
+            self.clip_weights,
         )
         op.attributes.pop(CALIBRATION_ATTRIBUTE, None)
 

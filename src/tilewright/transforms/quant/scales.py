@@ -5,10 +5,13 @@ operand's scale on. A concatenation has one scale, its result's; operands that n
 adopt it where they are computed, so that no requantisation is needed, others are requantised on
 the edge.
 
-Zero points are 0, unless asymmetric activations are asked for: then a value that cannot be
-negative (behind a ReLU, a sigmoid...; proven from the graph, not observed) uses all 256 codes:
-scale `t / 255`, zero point -128. That halves its rounding error and costs nothing, since the zero
-point is folded into the bias of what reads it.
+Zero points are 0, unless asymmetric activations are asked for: then a value uses all 256 codes for
+its range `low..high`, scale `(high - low) / 255`. A value that cannot be negative (behind a ReLU, a
+sigmoid...; proven from the graph) has low 0 and zero point -128. That costs nothing on the chip,
+since the zero point is folded into the bias of what reads it. Operands of a product of two
+activations keep zero point 0: there it would cost sums.
+
+Scales that the model itself gives (attributes `quant_scale` and `quant_zero`) win over all others.
 """
 
 from __future__ import annotations
@@ -17,13 +20,13 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from xdsl.dialects.builtin import FloatAttr, StringAttr
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.top.base import is_absent
 from tilewright.quant.graph import layer_of
-from tilewright.quant.parameters import scale_of
+from tilewright.quant.parameters import SMALLEST_SCALE, scale_of
 from tilewright.transforms.quant.classify import (
     SCALE_KEEPERS,
     constant_name,
@@ -55,6 +58,34 @@ KEEP_SIGN = frozenset(
     }
 )  # fmt: skip
 """Ops that make no negative result of operands that are not negative."""
+
+
+def asymmetric_scale(low: float, high: float) -> EdgeScale:
+    """Return the scale of 256 codes for `low..high`, `low <= 0 <= high`; real zero is a code.
+
+    A range that is as wide on both sides is symmetric (127 codes a side, zero point 0), and so is
+    an empty one.
+    """
+    if -low == high or (low == 0 and high == 0):
+        return EdgeScale(scale_of(high))
+    if low == 0:
+        return EdgeScale(scale_of(high) * 127 / 255, -128)
+    step = (high - low) / 255.0
+    if step < SMALLEST_SCALE:
+        return EdgeScale(scale_of(max(high, -low)))
+    zero = min(max(round(-128.0 - low / step), -128), 127)
+    # Rounding the zero point must not cut off an end: both stay within half a code.
+    return EdgeScale(step, zero)
+
+
+def given_scale(op: Operation) -> EdgeScale | None:
+    """Return the scale that the model itself gives the result of `op`, if it does."""
+    scale, zero = op.attributes.get("quant_scale"), op.attributes.get("quant_zero")
+    if not isinstance(scale, FloatAttr):
+        return None
+    return EdgeScale(
+        float(scale.value.data), int(zero.value.data) if isinstance(zero, IntegerAttr) else 0
+    )
 
 
 def value_names(ops: list[Operation], arguments: Mapping[SSAValue, str]) -> dict[SSAValue, str]:
@@ -104,14 +135,33 @@ class Scales:
         thresholds: Mapping[str, float],
         weights: WeightStore,
         asymmetric: bool = False,
+        ranges: Mapping[str, tuple[float, float]] | None = None,
+        given: Mapping[SSAValue, EdgeScale] | None = None,
     ) -> None:
+        """Work out all scales.
+
+        Args:
+            ops: the float graph in order, without constants.
+            hosts: those that stay float.
+            names: name of every value.
+            thresholds: largest magnitude by name.
+            weights: the constants.
+            asymmetric: see the module's text.
+            ranges: least and greatest value by name, for asymmetric codes.
+            given: scales of values that are not results of ops (arguments).
+        """
         self.asymmetric = asymmetric
+        self.ranges = ranges or {}
         self._signs: dict[SSAValue, bool] = {}
         self.hosts = hosts
         self.names = names
         self.thresholds = thresholds
         self.weights = weights
-        self.known: dict[SSAValue, EdgeScale] = {}
+        self.known: dict[SSAValue, EdgeScale] = dict(given or {})
+        for op in ops:
+            scale = given_scale(op)
+            if scale is not None:
+                self.known[op.results[0]] = scale
         self._align_concats(ops)
         for op in ops:
             if op not in hosts:
@@ -165,10 +215,11 @@ class Scales:
                 f'calibration has no range for "{name}"',
                 hint="calibrate the same model, after the same passes",
             )
-        symmetric = scale_of(self.thresholds[name])
-        if self.asymmetric and not self._negative(value) and not _feeds_product(value):
-            return EdgeScale(symmetric * 127 / 255, -128)
-        return EdgeScale(symmetric)
+        threshold = self.thresholds[name]
+        if not self.asymmetric or _feeds_product(value):
+            return EdgeScale(scale_of(threshold))
+        low, high = self.ranges.get(name, (-threshold, threshold))
+        return asymmetric_scale(low if self._negative(value) else 0.0, high)
 
     def _negative(self, value: SSAValue) -> bool:
         """Whether `value` may be negative, as far as the graph tells."""
