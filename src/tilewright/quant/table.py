@@ -63,6 +63,8 @@ class CalibrationTable:
         default_factory=dict[str, "npt.NDArray[np.float32]"]
     )
     """Mean square of the channels that `means` has (what an error of a weight costs)."""
+    activations: str = "symmetric"
+    """`symmetric` or `asymmetric`: which codes were found better, or asked for."""
 
     def maxima(self) -> dict[str, float]:
         """Return the largest magnitude seen of every value; its threshold where that is unknown."""
@@ -89,6 +91,7 @@ class CalibrationTable:
             "version": VERSION,
             "method": self.method,
             "samples": self.samples,
+            "activations": self.activations,
             "preprocessing": self.preprocessing,
             "values": values,
             "means": _encoded(self.means),
@@ -169,7 +172,14 @@ class CalibrationTable:
             _read_rows(path, "means", data.get("means") or {}),
             ranges,
             _read_rows(path, "squares", data.get("squares") or {}),
+            _read_activations(path, data.get("activations", "symmetric")),
         )
+
+
+def _read_activations(path: str | Path, value: Any) -> str:
+    if value not in ("symmetric", "asymmetric"):
+        raise _malformed(path, f"`activations` must be symmetric or asymmetric, not {value!r}")
+    return str(value)
 
 
 def _bounds(ends: tuple[float, float] | None) -> dict[str, float]:
@@ -230,6 +240,7 @@ def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
     module.attributes[CALIBRATION_ATTRIBUTE] = DictionaryAttr(
         {
             "method": StringAttr(table.method),
+            "activations": StringAttr(table.activations),
             "names": ArrayAttr([StringAttr(name) for name in table.thresholds]),
             "thresholds": ArrayAttr([FloatAttr(v, f64) for v in table.thresholds.values()]),
             "maxima": ArrayAttr([FloatAttr(v, f64) for v in table.maxima().values()]),
@@ -276,7 +287,7 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
     if record is None:
         return None
     data = record.data if isinstance(record, DictionaryAttr) else {}
-    names, method = data.get("names"), data.get("method")
+    names, method, chosen = data.get("names"), data.get("method"), data.get("activations")
     columns = [data.get(key) for key in ("thresholds", "maxima")]
     if "lows" in data or "highs" in data:
         columns += [data.get("lows"), data.get("highs")]
@@ -304,4 +315,5 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
         if numbers[2:]
         else {},
         squares=_rows_of("square", data),
+        activations=chosen.data if isinstance(chosen, StringAttr) else "symmetric",
     )
