@@ -11,6 +11,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.weights import Array, WeightStore
 
 if TYPE_CHECKING:
+    import onnx
     import onnxruntime
     from xdsl.dialects.builtin import ModuleOp
 
@@ -58,28 +59,10 @@ class TopSession:
 
     def _session(self, full: bool) -> onnxruntime.InferenceSession:
         """Return the session; with `full` the one that gives every value."""
-        import onnxruntime
-
-        if full in self._sessions:
-            return self._sessions[full]
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = 4
-        # Spinning threads would take the cores from whoever prepares the next input.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        levels = onnxruntime.GraphOptimizationLevel
-        options.graph_optimization_level = (
-            levels.ORT_ENABLE_ALL if self._optimise else levels.ORT_DISABLE_ALL
-        )
-        arrays = self._model.external
-        if arrays:
-            values = [onnxruntime.OrtValue.ortvalue_from_numpy(item) for item in arrays.values()]
-            options.add_external_initializers(list(arrays), values)
-        proto = self._model.with_all_values() if full else self._model.proto
-        with _runtime_errors("prepare"):
-            self._sessions[full] = onnxruntime.InferenceSession(
-                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        if full not in self._sessions:
+            proto = self._model.with_all_values() if full else self._model.proto
+            self._sessions[full] = make_session(
+                proto, self._model.external, threads=self._threads, optimise=self._optimise
             )
         return self._sessions[full]
 
@@ -132,7 +115,7 @@ class TopSession:
                 raise TilewrightError("E0702", f'no layer or result is called "{name}"')
         if fetched:
             unique = list(dict.fromkeys(fetched.values()))
-            with _runtime_errors("run"):
+            with runtime_errors("run"):
                 arrays = cast(list[Array], session.run(unique, feed))
             by_name = dict(zip(unique, arrays, strict=True))
             for name, key in fetched.items():
@@ -150,7 +133,7 @@ class TopSession:
         unique = list(dict.fromkeys(key for key in model.values.values() if key not in feed))
         arrays: list[Array] = []
         if unique:  # onnxruntime takes an empty list for all results
-            with _runtime_errors("run"):
+            with runtime_errors("run"):
                 arrays = cast(list[Array], session.run(unique, feed))
         by_name = {**feed, **dict(zip(unique, arrays, strict=True))}
         return {
@@ -170,7 +153,7 @@ class TopSession:
         return array
 
 
-class _runtime_errors:  # noqa: N801 - reads as a statement
+class runtime_errors:  # noqa: N801 - reads as a statement
     """Turns onnxruntime's exceptions into ours; they do not share a base class."""
 
     def __init__(self, doing: str) -> None:
@@ -195,6 +178,43 @@ class _runtime_errors:  # noqa: N801 - reads as a statement
             raise TilewrightError(
                 "E0402", f"onnxruntime cannot {self.doing} the float graph", [str(error)]
             ) from error
+
+
+def make_session(
+    proto: onnx.ModelProto,
+    external: Mapping[str, Array],
+    *,
+    threads: int = 0,
+    optimise: bool = True,
+) -> onnxruntime.InferenceSession:
+    """Return onnxruntime's session for an exported model.
+
+    Args:
+        proto: the model (`top_to_onnx.export`), or one made from it.
+        external: constants that are handed over beside it.
+        threads: threads inside an operation; 0 takes all cores.
+        optimise: let onnxruntime fuse and re-lay operations.
+
+    Raises:
+        TilewrightError: E0402, onnxruntime cannot prepare it.
+    """
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    # Spinning threads would take the cores from whoever prepares the next input.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else levels.ORT_DISABLE_ALL
+    if external:
+        values = [onnxruntime.OrtValue.ortvalue_from_numpy(item) for item in external.values()]
+        options.add_external_initializers(list(external), values)
+    with runtime_errors("prepare"):
+        return onnxruntime.InferenceSession(
+            proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
 
 
 def run_top(
