@@ -93,7 +93,7 @@ class LayerNormOp(_RowOp):
     ```
 
     `gain` is `tensor<Nxi16>`, `bias` `tensor<Nxi32>`, N the elements of a row in memory order;
-    `epsilon` is `n^2 * epsilon / s_in^2` as an integer.
+    `epsilon` is `2^8 * n^2 * epsilon / s_in^2` as an integer.
     """
 
     name = "quant.layer_norm"
@@ -109,7 +109,7 @@ class LayerNormOp(_RowOp):
     hi = attr_def(IntegerAttr)
     traits = traits_def(Pure())
     assembly_format = "$x `,` $gain `,` $bias attr-dict `:` functional-type(operands, results)"
-    LIMITS: ClassVar[dict[str, tuple[int, int]]] = {"epsilon": (1, 2**42), "shift": (1, 31)}
+    LIMITS: ClassVar[dict[str, tuple[int, int]]] = {"epsilon": (1, 2**50), "shift": (1, 31)}
 
     @property
     def row(self) -> int:
