@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--twice", action="store_true", help="compile twice and compare the bytes")
     parser.add_argument("--stock", action="store_true", help="give linalg and affine to mlir-opt")
     parser.add_argument("--samples", type=int, default=16, help="calibration samples")
-    parser.add_argument("--method", default="kl", help="calibration method")
+    parser.add_argument("--quant-level", type=int, default=2, help="as -Oq (default 2)")
     parser.add_argument("--output", type=Path, default=Path("build/acceptance.json"))
     parser.add_argument("--one", nargs=2, metavar=("MODEL", "TARGET"), help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -67,6 +67,7 @@ def measure(model: str, target_name: str, options: argparse.Namespace) -> dict[s
     from tilewright.codegen.package import package_bytes
     from tilewright.compare import compare
     from tilewright.diagnostics import TilewrightError
+    from tilewright.quant.options import QuantOptions
     from tilewright.report.report import make_report
     from tilewright.runtime.simulation import simulate
     from tilewright.spec.hardware import load_target
@@ -75,7 +76,9 @@ def measure(model: str, target_name: str, options: argparse.Namespace) -> dict[s
     row: dict[str, Any] = {"model": model, "target": target_name}
     target = load_target(target_name)
     samples = inputs(model, options.samples, seed=1).samples()
-    asked = CompileOptions(calibration=samples, method=options.method, keep_ir=())
+    asked = CompileOptions(
+        calibration=samples, quant=QuantOptions(level=options.quant_level), keep_ir=()
+    )
     try:
         made = build(f"zoo:{model}", target, asked)
     except TilewrightError as error:

@@ -12,6 +12,7 @@ import onnxruntime
 from tilewright.codegen.verify import verify_program
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, compile_model, front_end
+from tilewright.quant.options import QuantOptions
 from tilewright.runtime.float_executor import TopSession
 from tilewright.runtime.runtime import Executor
 from tilewright.sim.cycle import CycleSimulator
@@ -73,7 +74,7 @@ def check_model(
         assert one.shape == other.shape
         reach = max(1.0, float(np.abs(one).max(initial=0)))
         np.testing.assert_allclose(other, one, rtol=1e-3, atol=1e-4 * reach)
-    compiled = compile_model(front, target, samples=samples, method="max")
+    compiled = compile_model(front, target, samples=samples, quant=QuantOptions(level=0))
     loud = {name: array * np.float32(1.5) for name, array in normal_sample(shapes, rng).items()}
     assert_levels_agree(compiled, loud, seed)
     return compiled

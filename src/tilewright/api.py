@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.quant.options import QuantOptions
 from tilewright.runtime.preprocess import Preprocess, load_samples, parse_preprocess
 from tilewright.runtime.runtime import Package
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.package import PackageContent
     from tilewright.codegen.program import Program
     from tilewright.compiler import Compiled, FrontEnd, Progress
+    from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
 
 Array = npt.NDArray[Any]
@@ -49,10 +51,8 @@ class CompileOptions:
     """Folder of pictures or arrays, an .npz, or samples themselves (arrays by input name)."""
     random_calibration: bool = False
     """Take ranges from seeded random inputs: cycles are right, results are not."""
-    method: str = "kl"
-    """How ranges are chosen from the samples: max, kl, ..."""
-    samples: int = 200
-    """At most so many samples."""
+    quant: QuantOptions = field(default_factory=QuantOptions)
+    """How ranges, codes and biases are chosen."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
     """Shapes of inputs with dynamic dimensions."""
     preprocess: Preprocess | None = None
@@ -61,8 +61,6 @@ class CompileOptions:
     """Number type of the activations; the target must declare it. `fp16` needs no calibration, but
     samples show an overflow at compile time. `float32`: no quantisation; everything runs on the
     host (a check of the front half)."""
-    activations: Literal["symmetric", "asymmetric"] = "symmetric"
-    """`asymmetric`: values that cannot be negative use all 256 codes, zero point -128."""
     timing: Path | None = None
     """Measured times to schedule by: a waveform of the program that is compiled without them, or a
     module with `tpu.timing_constraint`s."""
@@ -136,9 +134,7 @@ def build(
             target,
             samples=used.samples(options),
             dtype=options.dtype,
-            method=options.method,
-            limit=options.samples,
-            activations=options.activations,
+            quant=options.quant,
             timing=options.timing,
             fuse=options.fuse,
             level=options.level,
@@ -149,7 +145,7 @@ def build(
         program, decisions = compiled.program, compiled.decisions
         asked |= {"method": compiled.table.method, "samples": compiled.table.samples}
         if options.dtype == "int8":
-            asked["activations"] = options.activations
+            asked |= quant_record(options.quant, compiled.table)
         if options.random_calibration:
             asked["calibration"] = "random"
         if options.timing is not None:
@@ -185,6 +181,21 @@ def build(
     return Build(Package(content), compiled, front)
 
 
+def quant_record(options: QuantOptions, table: CalibrationTable) -> dict[str, Any]:
+    """Return what a package records of how its numbers were chosen."""
+    asked = options.resolved()
+    found: dict[str, Any] = {
+        "quant_level": asked.level,
+        "activations": asked.activations if asked.activations != "auto" else table.activations,
+        "rounding": asked.rounding,
+        "bias_correction": asked.bias,
+        "weight_bits": asked.weight_bits,
+    }
+    if asked.layer_bits:
+        found["layer_bits"] = dict(asked.layer_bits)
+    return found
+
+
 def readable(name: str) -> str:
     """Return a file name as text that can be written: bytes that are no UTF-8 are replaced."""
     return os.fsencode(name).decode("utf-8", "replace")
@@ -204,7 +215,7 @@ class _Fed:
             return self._drawn()
         if source is None or not isinstance(source, Path):
             return source
-        return self._read(source, options.samples)
+        return self._read(source, options.quant.samples)
 
     def _drawn(self) -> Iterator[dict[str, Array]]:
         generator = np.random.default_rng(0)
@@ -315,12 +326,10 @@ def compile(
     target: Hardware | str | Path = "edge16",
     *,
     calibration: Path | str | Samples | None = None,
-    method: str = "kl",
-    samples: int = 200,
+    quant: QuantOptions | None = None,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     preprocess: Preprocess | str | None = None,
     dtype: Literal["int8", "fp16", "float32"] = "int8",
-    activations: Literal["symmetric", "asymmetric"] = "symmetric",
     level: Literal[0, 1, 2, 3] = 2,
     optimise: Literal["speed", "size"] = "speed",
     constants_in_sram: Sequence[str] = (),
@@ -331,13 +340,11 @@ def compile(
         model: An ONNX file, or `zoo:NAME`.
         target: A target, its name, or its YAML file.
         calibration: Folder of pictures or arrays, an .npz, or samples (arrays by input name).
-        method: How ranges are chosen: max, kl, ...
-        samples: At most so many samples are used.
+        quant: How ranges, codes and biases are chosen; by default as `-Oq2` does.
         shapes: Shapes of inputs with dynamic dimensions.
         preprocess: For pictures; see `tilewright.runtime.preprocess`.
         dtype: Number type of the activations: int8, fp16 where the target has it, or float32 on
             the host alone.
-        activations: `asymmetric` gives values that cannot be negative all 256 codes.
         level: How much is tried for a fast program, 0 to 3; the results are the same.
         optimise: `speed`, or `size`: the least memory for activations.
         constants_in_sram: Layers, or their constants, by the model's names, or `all`: loaded once,
@@ -350,12 +357,10 @@ def compile(
 
     options = CompileOptions(
         calibration=Path(calibration) if isinstance(calibration, str) else calibration,
-        method=method,
-        samples=samples,
+        quant=quant or QuantOptions(),
         shapes=dict(shapes or {}),
         preprocess=parse_preprocess(preprocess) if isinstance(preprocess, str) else preprocess,
         dtype=dtype,
-        activations=activations,
         level=level,
         optimise=optimise,
         constants_in_sram=tuple(constants_in_sram),

@@ -10,7 +10,7 @@ import gc
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.program import Program
     from tilewright.ir.context import CompileContext, Decision
     from tilewright.ir.weights import WeightStore
+    from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
 
@@ -210,9 +211,7 @@ def compile_model(
     samples: Iterable[Sample] | None = None,
     table: CalibrationTable | None = None,
     dtype: Literal["int8", "fp16"] = "int8",
-    method: str = "kl",
-    limit: int | None = 200,
-    activations: str = "symmetric",
+    quant: QuantOptions | None = None,
     shapes: dict[str, tuple[int, ...]] | None = None,
     preprocessing: dict[str, Any] | None = None,
     timing: Path | None = None,
@@ -232,9 +231,7 @@ def compile_model(
             the program runs.
         table: calibrated ranges, instead of calibrating.
         dtype: number type of the activations; the target must declare it.
-        method: calibration method (`quant.observers`).
-        limit: at most so many samples.
-        activations: `symmetric`, or `asymmetric` (see the pass `quantize`).
+        quant: how ranges, codes and biases are chosen; by default as `-Oq2` does.
         shapes: shapes of inputs with dynamic dimensions.
         preprocessing: recorded in the calibration table.
         timing: measured times to schedule by: a waveform of the program that is compiled without
@@ -257,10 +254,14 @@ def compile_model(
 
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
-    from tilewright.quant.calibrate import calibrate
+    from tilewright.quant.options import QuantOptions
+    from tilewright.quant.prepare import Prepared, observe_samples, quantise
     from tilewright.quant.table import CalibrationTable, write_attribute
 
     _require_dtype(target, dtype)
+    asked = quant or QuantOptions()
+    # fp16 has no codes: the samples only show the largest values.
+    asked = (asked if dtype == "int8" else replace(asked, level=0, method="max")).resolved()
     if isinstance(model, FrontEnd):
         front = model
     else:
@@ -272,7 +273,8 @@ def compile_model(
     module = top.module.clone()
     if table is None and samples is None and dtype == "fp16":
         table = CalibrationTable({}, "none")
-    if table is None:
+    prepared = Prepared(table, []) if table is not None else None
+    if prepared is None:
         if samples is None:
             raise TilewrightError(
                 "E0301",
@@ -283,20 +285,21 @@ def compile_model(
             )
         progress("calibrate", 0.25)
         start = time.perf_counter()
-        table = calibrate(
-            module,
-            context.weights,
+        prepared = observe_samples(
+            top,
+            context,
             samples,
-            method=method,
-            limit=limit,
+            asked,
             preprocessing=preprocessing,
-            progress=_sample_counter(progress, samples, limit),
+            progress=_sample_counter(progress, samples, asked.samples),
         )
         seconds["calibrate"] = time.perf_counter() - start
-    write_attribute(module, table)
+    table = prepared.table
+    if dtype == "fp16":
+        write_attribute(module, table)
     layers = layers_of_constants(module, constants_in_sram)
     stages: dict[str, Stage] = {"top": top}
-    passes = {"quantize": f"activations={activations}", **_level_options(level, goal, fuse)}
+    passes = _level_options(level, goal, fuse)
     for share, phase, made in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),
@@ -311,7 +314,10 @@ def compile_model(
             module.attributes["tilewright.constants_in_sram"] = ArrayAttr(
                 [StringAttr(item) for item in layers]
             )
-        run_phases(module, context, [phase], options=passes)
+        if phase == "quantise":
+            quantise(module, context, top, prepared, asked)
+        else:
+            run_phases(module, context, [phase], options=passes)
         if made == "tpu" and timing is not None:
             from tilewright.transforms.tpu.annotate_timing import schedule_by
 

@@ -18,7 +18,10 @@ from tests.random_networks import random_network
 from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.cosim.model import compare_model
+from tilewright.quant.options import QuantOptions
 from tilewright.spec.hardware import load_target
+
+PLAIN = QuantOptions(level=0)
 
 
 def assert_equal(compiled: Compiled, shape: tuple[int, ...], seed: int) -> None:
@@ -67,7 +70,7 @@ def test_cascades_that_the_planner_makes(target: str, size: int) -> None:
     model, shape = bottlenecks(size, 2)
     hardware = load_target(target)
     samples = [normal_sample({"x": shape}, np.random.default_rng(1))]
-    compiled = compile_model(front_end(model, hardware), hardware, samples=samples, method="max")
+    compiled = compile_model(front_end(model, hardware), hardware, samples=samples, quant=PLAIN)
     assert any("cascade" in item.reason for item in compiled.decisions if item.fired)
     assert_equal(compiled, shape, 2)
 

@@ -17,9 +17,13 @@ from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, Level, compile_model, front_end
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.quant.options import QuantOptions
 from tilewright.spec.hardware import Hardware, load_target
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+
+
+PLAIN = QuantOptions(level=0)
 
 
 def compiled(
@@ -32,7 +36,12 @@ def compiled(
     samples = [normal_sample({"x": shape}, np.random.default_rng(0))]
     front = front_end(model, target)
     return compile_model(
-        front, target, samples=samples, method="max", level=level, constants_in_sram=names
+        front,
+        target,
+        samples=samples,
+        quant=PLAIN,
+        level=level,
+        constants_in_sram=names,
     )
 
 

@@ -17,6 +17,7 @@ from tests.random_targets import random_target
 from tilewright.codegen.package import PackageContent
 from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.diagnostics import TilewrightError
+from tilewright.quant.options import Activations, QuantOptions
 from tilewright.report.report import Report, make_report
 from tilewright.runtime.runtime import Executor, Package
 from tilewright.runtime.simulation import simulate
@@ -67,15 +68,15 @@ def both_ways(
     shapes: dict[str, tuple[int, ...]],
     target: Hardware,
     dtype: Literal["int8", "fp16"] = "int8",
-    activations: str = "symmetric",
+    activations: Activations = "symmetric",
 ) -> tuple[Compiled, Compiled]:
     """Compile with and without fusion, and check that it changes no result."""
     rng = np.random.default_rng(0)
     samples = [normal_sample(shapes, rng) for _ in range(2)]
     made = [
         compile_model(
-            front_end(model, target), target, samples=samples, method="max", dtype=dtype,
-            activations=activations, fuse=fuse,
+            front_end(model, target), target, samples=samples, dtype=dtype,
+            quant=QuantOptions(level=0, activations=activations), fuse=fuse,
         )
         for fuse in (True, False)
     ]  # fmt: skip
@@ -113,7 +114,7 @@ def reasons(compiled: Compiled, fired: bool) -> dict[str, str]:
     ],
 )
 def test_fusion_changes_no_integer(
-    kind: str, swapped: bool, activations: str, target: Hardware
+    kind: str, swapped: bool, activations: Activations, target: Hardware
 ) -> None:
     fused, apart = both_ways(block(kind, swapped), {"x": SHAPE}, target, activations=activations)
     # The later of two convolutions takes the operation; the first's result is in DDR by then.

@@ -61,7 +61,7 @@ def normal(seed: int, *shape: int) -> Array:
 
 def half(model: onnx.ModelProto, sample: Array | None = None, target: Hardware = SMALL) -> Compiled:
     samples = None if sample is None else [{"x": sample}]
-    return compile_model(model, target, samples=samples, method="max", dtype="fp16")
+    return compile_model(model, target, samples=samples, dtype="fp16")
 
 
 def float_output(model: onnx.ModelProto, x: Array) -> Array:
@@ -112,7 +112,7 @@ def check_random(seed: int, target: Hardware, layers: int = 8) -> None:
     model, shape = random_network(seed, layers)
     sample, x = normal(seed, *shape), normal(seed + 1000, *shape)
     front = front_end(model, target)
-    compiled = compile_model(front, target, samples=[{"x": sample}], method="max", dtype="fp16")
+    compiled = compile_model(front, target, samples=[{"x": sample}], dtype="fp16")
     assert {info.dtype for info in compiled.program.tensors.values()} <= {"fp16"}
     (got,) = check(compiled, x).values()
     near(got, float_output(model, x), 2.0**-6)

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.compare import compare
 from tilewright.compiler import compile_model
 from tilewright.quant.compare import sqnr
+from tilewright.quant.options import QuantOptions
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import load_target
 
@@ -64,7 +65,7 @@ def test_beyond_the_chip_is_the_hosts(case: str) -> None:
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     rng = np.random.default_rng(0)
     samples = [{"x": rng.standard_normal(shape).astype(np.float32)} for _ in range(3)]
-    compiled = compile_model(model, TINY, samples=samples, method="max")
+    compiled = compile_model(model, TINY, samples=samples, quant=QuantOptions(level=0))
     assert any(reason in item.reason for item in compiled.decisions)
     if compiled.program.tpu_steps:
         assert compare(compiled, "quant", "tpu", samples[0]).exact

@@ -15,6 +15,7 @@ from tests.odd_networks import NETWORKS, odd_network
 from tests.unit.test_zoo_nets import needs_torch
 from tilewright.api import resolve_model
 from tilewright.compiler import compile_model, front_end
+from tilewright.quant.options import Activations, QuantOptions
 from tilewright.quant.reference import QuantSession
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import Hardware, load_target
@@ -49,7 +50,7 @@ def check(
     samples: Sequence[Mapping[str, np.ndarray]],
     target: Hardware,
     levels: Iterable[str],
-    activations: str = "symmetric",
+    activations: Activations = "symmetric",
 ) -> None:
     """Compare the results of every level with those of the quantised graph."""
     wanted: list[dict[str, np.ndarray]] = []
@@ -57,7 +58,7 @@ def check(
     for name in levels:
         made = compile_model(
             front_end(model, target, shapes=shapes), target, samples=samples, table=table,
-            method="max", activations=activations, **LEVELS[name],
+            quant=QuantOptions(level=0, activations=activations), **LEVELS[name],
         )  # fmt: skip
         table = made.table
         quant = made.stages["quant"]
@@ -74,7 +75,7 @@ def check(
                 np.testing.assert_array_equal(got[output], array, f"{name}: {output}")
 
 
-def check_odd(name: str, target: Hardware, levels: Iterable[str], activations: str) -> None:
+def check_odd(name: str, target: Hardware, levels: Iterable[str], activations: Activations) -> None:
     model, shape = odd_network(name)
     rng = np.random.default_rng(len(name))
     samples = [normal_sample({"x": shape}, rng) for _ in range(2)]
@@ -91,7 +92,7 @@ def test_odd_networks(name: str) -> None:
 @pytest.mark.parametrize("activations", ["symmetric", "asymmetric"])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("name", list(NETWORKS))
-def test_odd_networks_at_every_level(name: str, target: Hardware, activations: str) -> None:
+def test_odd_networks_at_every_level(name: str, target: Hardware, activations: Activations) -> None:
     check_odd(name, target, LEVELS, activations)
 
 

@@ -12,6 +12,7 @@ from tests.random_networks import random_network
 from tilewright.codegen.verify import verify_program
 from tilewright.compare import compare
 from tilewright.compiler import compile_model, front_end
+from tilewright.quant.options import Activations, QuantOptions
 from tilewright.runtime.float_executor import TopSession
 from tilewright.runtime.runtime import Executor
 from tilewright.sim.cycle import CycleSimulator
@@ -23,7 +24,9 @@ SMALL = load_target("tiny8").model_copy(update={"name": "tiny8_4k", "sram_size":
 TARGETS = [SMALL, *(load_target(name) for name in ("tiny8", "edge16", "tpu_v2", "tpu_v2_1m"))]
 
 
-def check(seed: int, target: Hardware, layers: int = 8, activations: str = "symmetric") -> None:
+def check(
+    seed: int, target: Hardware, layers: int = 8, activations: Activations = "symmetric"
+) -> None:
     model, shape = random_network(seed, layers)
     rng = np.random.default_rng(seed)
     samples = [{"x": rng.standard_normal(shape).astype(np.float32)} for _ in range(3)]
@@ -36,7 +39,9 @@ def check(seed: int, target: Hardware, layers: int = 8, activations: str = "symm
     (got,) = TopSession(front.stage.module, front.stage.weights).run(samples[0]).values()
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
 
-    compiled = compile_model(front, target, samples=samples, method="max", activations=activations)
+    compiled = compile_model(
+        front, target, samples=samples, quant=QuantOptions(level=0, activations=activations)
+    )
     inputs = {"x": rng.standard_normal(shape).astype(np.float32) * 1.5}
     for level in ("linalg", "affine", "tpu"):
         result = compare(compiled, "quant", level, inputs)
@@ -75,7 +80,7 @@ def test_zero_points_that_are_not_zero(seed: int, target: Hardware) -> None:
 @pytest.mark.parametrize("activations", ["symmetric", "asymmetric"])
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 @pytest.mark.parametrize("seed", range(100, 140))
-def test_many_more_networks(seed: int, target: Hardware, activations: str) -> None:
+def test_many_more_networks(seed: int, target: Hardware, activations: Activations) -> None:
     check(seed, target, 12, activations)
 
 

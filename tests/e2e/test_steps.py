@@ -15,6 +15,7 @@ from tests.level_checks import assert_levels_agree, normal_sample
 from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, compile_model, front_end
+from tilewright.quant.options import QuantOptions
 from tilewright.schedule.plan import Plan, TensorSpec, UnitSpec
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.transforms.affine import layers
@@ -54,8 +55,8 @@ def compiled(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layers, "plan_network", plan)
         return compile_model(
-            front_end(model, target), target, samples=samples, method="max", dtype=dtype,
-            activations="asymmetric" if seed % 2 else "symmetric",
+            front_end(model, target), target, samples=samples, dtype=dtype,
+            quant=QuantOptions(level=0, activations="asymmetric" if seed % 2 else "symmetric"),
         )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.cli.conftest import small_cnn
 from tilewright.api import CompileOptions, build
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.quant.options import QuantOptions
 from tilewright.spec.hardware import load_target
 from tilewright.tune import evaluate as evaluating
 from tilewright.tune import run as running
@@ -131,7 +132,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_the_quantised_model_gives_the_program_of_a_compile(model: str, tmp_path: Path) -> None:
-    asked = CompileOptions(random_calibration=True, method="max", keep_ir=())
+    asked = CompileOptions(random_calibration=True, quant=QuantOptions(level=0), keep_ir=())
     kept = prepare(model, TINY, Calibration(), tmp_path / "cache", "code")
     # One graph for all chips that round alike.
     (other,) = make_space(TINY, {"mac_array_size": (16,), "sram_size": (64 << 10,)}).points

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.api import Build, CompileOptions
+    from tilewright.quant.options import QuantOptions
     from tilewright.spec.hardware import Hardware
 
 
@@ -48,17 +49,13 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--calibration-method",
-        default="kl",
         metavar="NAME",
-        help="max, kl, mse or percentile (default kl)",
+        help="max, kl, mse, percentile, or best: whichever of them suits each value (default)",
     )
     group.add_argument(
         "--calibration-samples", type=int, default=200, metavar="N", help="at most N (default 200)"
     )
-    group.add_argument(
-        "--activations", choices=("symmetric", "asymmetric"), default="symmetric",
-        help="asymmetric: all 256 codes for values that cannot be negative (zero point -128)",
-    )  # fmt: skip
+    add_quant_options(parser)
     group.add_argument(
         "--preprocess", metavar="TEXT",
         help="for pictures: imagenet, unit, signed, caffe or raw, then ,key=value...",
@@ -74,7 +71,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     speed = parser.add_argument_group("optimisation (never changes a result)")
     speed.add_argument(
-        "-O", dest="level", type=int, choices=(0, 1, 2, 3), default=2, metavar="LEVEL",
+        "-O", dest="level", action=_LevelAction, default=2, metavar="LEVEL",
         help="0 layer by layer; 1 tensors stay in SRAM, instructions reordered; 2 layers take "
         "turns row by row too (default); 3 more plans, programs of any length reordered",
     )  # fmt: skip
@@ -100,6 +97,108 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--fp32", dest="dtype", action="store_const", const="float32",
         help="no quantisation: everything in float on the host",
     )  # fmt: skip
+
+
+class _LevelAction(argparse.Action):
+    """`-O2` sets the effort for speed, `-Oq2` that for accuracy."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Store a level, 0 to 3."""
+        name, digit = ("quant_level", values[1:]) if values[:1] == "q" else ("level", values)
+        if digit not in ("0", "1", "2", "3"):
+            parser.error(f"argument -O: invalid level `{values}` (0..3, or q0..q3)")
+        setattr(namespace, name, int(digit))
+
+
+def add_quant_options(parser: argparse.ArgumentParser) -> None:
+    """Add what decides how codes are chosen."""
+    group = parser.add_argument_group("quantisation (-Oq0 plain ... -Oq3; default -Oq2)")
+    group.set_defaults(quant_level=2)
+    group.add_argument(
+        "--activations", choices=("auto", "symmetric", "asymmetric"),
+        help="symmetric: zero point 0; asymmetric: all 256 codes for each value's range; auto: "
+        "whichever the network's output says (default)",
+    )  # fmt: skip
+    group.add_argument(
+        "--weight-bits", type=int, choices=(8, 4), default=8, help="bits of weights (default 8)"
+    )
+    group.add_argument(
+        "--layer-bits", metavar="NAME=BITS,...", help="bits of the weights of single layers"
+    )
+    group.add_argument(
+        "--rounding", choices=("nearest", "learned"),
+        help="weight codes: the nearest, or fitted layer after layer to the float model (default)",
+    )  # fmt: skip
+    group.add_argument(
+        "--bias-correction", choices=("none", "mean", "sequential"),
+        help="what biases take back of the error of codes (default sequential)",
+    )  # fmt: skip
+    for name, what in (
+        ("clip-weights", "search each channel's weight scale for the least error"),
+        ("equalize", "balance channels between layers before calibration"),
+    ):
+        group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=what)
+    group.add_argument(
+        "--smooth-quant", type=float, metavar="SHARE",
+        help="move this share (0..1) of outlying channels into the weights of linear layers",
+    )  # fmt: skip
+
+
+def parse_layer_bits(text: str | None) -> dict[str, int]:
+    """Read `--layer-bits`.
+
+    Raises:
+        UsageError: an entry is not of the form NAME=BITS.
+    """
+    from tilewright.diagnostics import UsageError
+
+    found: dict[str, int] = {}
+    for entry in filter(None, (text or "").split(",")):
+        name, equals, bits = entry.rpartition("=")
+        if not equals or not name or not bits.isdecimal():
+            raise UsageError(
+                "E0702",
+                f"--layer-bits `{entry}` must be written NAME=BITS",
+                ["for example conv1=8"],
+            )
+        found[name.strip()] = int(bits)
+    return found
+
+
+def quant_options(options: argparse.Namespace) -> QuantOptions:
+    """Return the options of quantisation of a command line.
+
+    Raises:
+        UsageError: one is wrong.
+    """
+    from tilewright.diagnostics import UsageError
+    from tilewright.quant.options import QuantOptions
+
+    if options.calibration_samples < 1:
+        raise UsageError(
+            "E0702", f"--calibration-samples must be 1 or more, not {options.calibration_samples}"
+        )
+    made = QuantOptions(
+        level=options.quant_level,
+        method=options.calibration_method,
+        samples=options.calibration_samples,
+        activations=options.activations,
+        weight_bits=options.weight_bits,
+        layer_bits=parse_layer_bits(options.layer_bits),
+        rounding=options.rounding,
+        bias=options.bias_correction,
+        equalise=options.equalize,
+        smooth=options.smooth_quant,
+        clip_weights=options.clip_weights,
+    )
+    made.resolved()
+    return made
 
 
 def parse_shapes(texts: list[str]) -> dict[str, tuple[int, ...]]:
@@ -136,10 +235,6 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     from tilewright.diagnostics import UsageError
     from tilewright.runtime.preprocess import list_samples, parse_preprocess
 
-    if options.calibration_samples < 1:
-        raise UsageError(
-            "E0702", f"--calibration-samples must be 1 or more, not {options.calibration_samples}"
-        )
     calibration: Any = options.calibration_data
     if calibration is not None:
         list_samples(calibration)
@@ -176,12 +271,10 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     return CompileOptions(
         calibration=calibration,
         random_calibration=options.random_calibration,
-        method=options.calibration_method,
-        samples=options.calibration_samples,
+        quant=quant_options(options),
         shapes=parse_shapes(options.shape),
         preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
         dtype=options.dtype,
-        activations=options.activations,
         timing=options.timing_constraints,
         fuse=not options.no_fusion,
         level=options.level,

@@ -151,6 +151,7 @@ def run_model(
     from tilewright.compare import compare
     from tilewright.compiler import compile_model, front_end
     from tilewright.cosim.model import compare_model
+    from tilewright.quant.options import QuantOptions
     from tilewright.runtime.runtime import Executor
     from tilewright.runtime.simulation import tables_of
     from tilewright.sim.cycle import CycleSimulator
@@ -163,7 +164,7 @@ def run_model(
     outcome = Outcome()
     try:
         compiled = compile_model(
-            front_end(model, hardware), hardware, samples=samples, method="max"
+            front_end(model, hardware), hardware, samples=samples, quant=QuantOptions(level=0)
         )
         result = compare(compiled, "quant", "tpu", inputs)
         if not result.exact:

@@ -76,8 +76,14 @@ def build_parser() -> ToolParser:
     quant.add_argument(
         "--calibration-method",
         metavar="NAME",
-        default="kl",
-        help="max, kl, mse or percentile (default kl)",
+        help="max, kl, mse, percentile or best (default: as --quant-level has it)",
+    )
+    quant.add_argument(
+        "--quant-level",
+        type=int,
+        choices=(0, 1, 2, 3),
+        default=2,
+        help="0 plain, 1 better ranges, 2 learned codes too (default), 3 more",
     )
     quant.add_argument(
         "--calibration-samples",
@@ -365,6 +371,7 @@ def run(argv: list[str]) -> int:
         elif item == "quantize":
             calibration = phases.CalibrationOptions(
                 data=Path(options.calibration_data) if options.calibration_data else None,
+                level=options.quant_level,
                 method=options.calibration_method,
                 samples=options.calibration_samples,
                 preprocess=options.preprocess,

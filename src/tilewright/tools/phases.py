@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
     from tilewright.ir.context import CompileContext
     from tilewright.passes import Hook
+    from tilewright.quant.options import Method, QuantLevel
 
 
 @dataclass(frozen=True)
 class CalibrationOptions:
-    """Where the sample inputs are and how ranges are chosen from them."""
+    """Where the sample inputs are and how ranges and codes are chosen from them."""
 
     data: Path | None
     """Folder of pictures, .npy or .npz files, or one such file."""
-    method: str = "kl"
-    """A name of `quant.observers`."""
+    level: QuantLevel = 2
+    """As `-Oq` of `tilewright compile`."""
+    method: Method | None = None
+    """How ranges are chosen; None: as the level has it."""
     samples: int = 200
     """At most this many inputs are used."""
     preprocess: str = "imagenet"
@@ -53,10 +56,11 @@ def quantize(
     Raises:
         TilewrightError: E0301 no samples or unusable ones; as the passes do.
     """
+    from tilewright.compiler import Stage
     from tilewright.levels import signature
     from tilewright.pipelines import run_phases
-    from tilewright.quant.calibrate import calibrate
-    from tilewright.quant.table import write_attribute
+    from tilewright.quant import prepare
+    from tilewright.quant.options import QuantOptions
     from tilewright.runtime.preprocess import load_samples, parse_preprocess
 
     _require(module, "top", "--quantize")
@@ -71,11 +75,12 @@ def quantize(
         options.data, shapes, parse_preprocess(options.preprocess), options.samples
     )
     run_phases(module, context, ["layout"], hooks)
-    table = calibrate(
-        module, context.weights, samples, method=options.method, limit=options.samples
-    )
-    write_attribute(module, table)
-    run_phases(module, context, ["quantise"], hooks)
+    asked = QuantOptions(
+        level=options.level, method=options.method, samples=options.samples
+    ).resolved()
+    top = Stage(module.clone(), context.weights.copy())
+    prepared = prepare.observe_samples(top, context, samples, asked)
+    prepare.quantise(module, context, top, prepared, asked, hooks)
 
 
 def convert_top_to_tpu(

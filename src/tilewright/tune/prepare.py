@@ -35,7 +35,6 @@ class Calibration:
 
     data: Path | None = None
     """Folder or file of samples; None: a zoo model's own, else random inputs."""
-    method: str = "max"
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
     """Of inputs with dynamic dimensions."""
 
@@ -85,19 +84,17 @@ def prepare(
         "model": hashlib.sha3_256(path.read_bytes()).hexdigest(),
         "shapes": {name: list(shape) for name, shape in sorted(shapes.items())},
         "samples": _samples_digest(model, calibration),
-        "method": calibration.method,
         "rounding": target.rounding,
     }
     key = hashlib.sha3_256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
     prepared = Prepared(model, folder / f"{key}.mlir", key)
     if prepared.path.is_file():
         return prepared
-    from tilewright.compiler import front_end
+    from tilewright.compiler import Stage, front_end
     from tilewright.ir.io import write_module
     from tilewright.levels import signature
-    from tilewright.pipelines import run_phases
-    from tilewright.quant.calibrate import calibrate
-    from tilewright.quant.table import write_attribute
+    from tilewright.quant.options import QuantOptions
+    from tilewright.quant.prepare import observe_samples, quantise
     from tilewright.runtime.preprocess import load_samples
 
     front = front_end(path, target, shapes=shapes)
@@ -113,8 +110,10 @@ def prepare(
         samples = zoo_inputs(model[4:], ZOO_SAMPLES, seed=1).samples()
     else:
         samples = _drawn(inputs)
-    write_attribute(module, calibrate(module, context.weights, samples, method=calibration.method))
-    run_phases(module, context, ["quantise"])
+    # Codes and biases do not change cycles: the quickest way to them will do.
+    asked = QuantOptions(level=0).resolved()
+    top = Stage(module.clone(), context.weights.copy())
+    quantise(module, context, top, observe_samples(top, context, samples, asked), asked)
     # The file names no target: any with this rounding may use it.
     context.target = None
     try:

@@ -17,10 +17,14 @@ from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.context import CompileContext
 from tilewright.ir.io import new_context
 from tilewright.passes import make_pass
+from tilewright.quant.options import QuantOptions
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import Hardware, load_target
 
 TINY = load_target("tiny8")
+
+
+PLAIN = QuantOptions(level=0)
 
 
 def small_network() -> onnx.ModelProto:
@@ -49,7 +53,7 @@ def compiled(
 ) -> Compiled:
     rng = np.random.default_rng(1)
     samples = [{"x": rng.standard_normal((1, 3, 9, 7)).astype(np.float32)} for _ in range(2)]
-    return compile_model(model or small_network(), target, samples=samples, method="max", fuse=fuse)
+    return compile_model(model or small_network(), target, samples=samples, quant=PLAIN, fuse=fuse)
 
 
 def lower(target: Hardware | None = TINY) -> tuple[CompileContext, ModuleOp]:
