@@ -12,6 +12,7 @@ from typing import ClassVar
 from xdsl.dialects.builtin import (
     DenseArrayBase,
     IntegerAttr,
+    IntegerType,
     StringAttr,
     TensorType,
     i8,
@@ -57,6 +58,7 @@ __all__ = [
     "MAX_MULTIPLIER",
     "MAX_SHIFT",
     "ROUNDINGS",
+    "WEIGHT_CODES",
     "AddOp",
     "AvgPoolOp",
     "ConvOp",
@@ -77,6 +79,7 @@ __all__ = [
     "broadcast_shapes",
     "check_range",
     "check_weight",
+    "i4",
     "image_axes",
     "int_list",
     "int_of",
@@ -86,8 +89,16 @@ __all__ = [
     "shape_of",
     "to_attribute",
     "uniform_of",
+    "weight_bits_of",
+    "weight_code_limit",
     "window_size",
 ]
+
+i4 = IntegerType(4)
+"""Element type of weights that the chip stores two a byte."""
+
+WEIGHT_CODES = {8: 127, 4: 7}
+"""Largest code of weights of so many bits; the least is its negative."""
 
 _FORMAT_1 = "$x attr-dict `:` functional-type(operands, results)"
 _FORMAT_A = "$a attr-dict `:` functional-type(operands, results)"
@@ -146,8 +157,9 @@ class ConvOp(QuantOp):
     """Convolve int8 codes with int8 weights (OIHW), requantising each output channel.
 
     `w` is `tensor<OxIxHxWxi8>` (I is per group), `bias` and `mult` `tensor<Oxi32>`, `shift`
-    `tensor<Oxi8>`. `pads` is `[top, left, bottom, right]`; padding holds the input's zero point,
-    whose part of the sum is in `bias`.
+    `tensor<Oxi8>`. With `weight_bits = 4` codes of weights are -7..7, and `w` is `xi4` if the chip
+    stores them two a byte. `pads` is `[top, left, bottom, right]`; padding holds the input's zero
+    point, whose part of the sum is in `bias`.
     """
 
     name = "quant.conv"
@@ -167,6 +179,7 @@ class ConvOp(QuantOp):
     hi = attr_def(IntegerAttr)
     rounding = attr_def(StringAttr)
     weight_scale = opt_attr_def(StringAttr)
+    weight_bits = opt_attr_def(IntegerAttr)
     traits = traits_def(Pure())
     assembly_format = _FORMAT_MAC
 
@@ -198,9 +211,27 @@ class ConvOp(QuantOp):
         _check_mac_parameters(self, weight)
 
 
+def weight_bits_of(op: ConvOp | LinearOp) -> int:
+    """Return the bits of a layer's weight codes, 8 or 4, whatever type stores them."""
+    return int_of(op.weight_bits) if op.weight_bits is not None else 4 if _packed(op) else 8
+
+
+def weight_code_limit(op: ConvOp | LinearOp) -> int:
+    """Return the largest code a layer's weights may have: 127, or 7 of 4 bits."""
+    return WEIGHT_CODES[weight_bits_of(op)]
+
+
+def _packed(op: ConvOp | LinearOp) -> bool:
+    return isinstance(op.w.type, TensorType) and op.w.type.element_type == i4
+
+
 def _check_mac_parameters(op: ConvOp | LinearOp, weight: tuple[int, ...]) -> None:
-    channels = (weight[0],)
-    check_weight(op.w, "weight", i8, weight)
+    channels, bits, packed = (weight[0],), weight_bits_of(op), _packed(op)
+    if bits not in WEIGHT_CODES:
+        raise VerifyException(f"weight_bits must be 8 or 4, not {bits}")
+    if packed and bits != 4:
+        raise VerifyException(f"weights of {bits} bits are no {op.w.type}")
+    check_weight(op.w, "weight", i4 if packed else i8, weight)
     check_weight(op.bias, "bias", i32, channels)
     check_weight(op.mult, "multiplier", i32, channels)
     check_weight(op.shift, "shift", i8, channels)
@@ -208,7 +239,10 @@ def _check_mac_parameters(op: ConvOp | LinearOp, weight: tuple[int, ...]) -> Non
 
 @irdl_op_definition
 class LinearOp(QuantOp):
-    """Multiply codes `x[.., K]` by int8 `w[N, K]` transposed, requantising each output channel."""
+    """Multiply codes `x[.., K]` by int8 `w[N, K]` transposed, requantising each output channel.
+
+    Weights may have 4 bits, as those of `quant.conv`.
+    """
 
     name = "quant.linear"
     x = operand_def(TensorType)
@@ -222,6 +256,7 @@ class LinearOp(QuantOp):
     hi = attr_def(IntegerAttr)
     rounding = attr_def(StringAttr)
     weight_scale = opt_attr_def(StringAttr)
+    weight_bits = opt_attr_def(IntegerAttr)
     traits = traits_def(Pure())
     assembly_format = _FORMAT_MAC
 

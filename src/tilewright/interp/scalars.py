@@ -48,6 +48,9 @@ def dtype_of(kind: Attribute) -> np.dtype[Any]:
         width = kind.width.data
         if width == 1:
             return np.dtype(np.bool_)
+        if width == 4:
+            # Weights, a byte each; only `arith.extsi` takes them (`evaluator`).
+            return np.dtype(np.int8)
         if width in (8, 16, 32, 64):
             return np.dtype(f"int{width}")
     if isinstance(kind, Float16Type):
@@ -310,7 +313,16 @@ _CASTS: dict[str, Callable[[np.dtype[Any]], Evaluator]] = {
 
 
 def evaluator(op: Operation) -> Evaluator | None:
-    """Return the array function of a scalar op (operands in order), or None if it is not one."""
+    """Return the array function of a scalar op (operands in order), or None if it is not one.
+
+    Raises:
+        TilewrightError: E0501, arithmetic on i4: nothing here wraps at 4 bits.
+    """
+    narrow = any(value.type == IntegerType(4) for value in op.operands)
+    if any(value.type == IntegerType(4) for value in op.results) or (
+        narrow and op.name != "arith.extsi"
+    ):
+        raise fault(f"{op.name} of i4")
     if op.name in _CASTS:
         return _CASTS[op.name](dtype_of(op.results[0].type))
     if op.name in ("arith.cmpi", "arith.cmpf"):

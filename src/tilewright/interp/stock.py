@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import MemRefType, ModuleOp, TensorType
+from xdsl.dialects.builtin import IntegerType, MemRefType, ModuleOp, TensorType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.printer import Printer
@@ -134,6 +134,9 @@ def dense(value: Array, kind: Attribute) -> str:
     data = np.ascontiguousarray(value)
     if data.size == 1:
         return f"dense<{data.reshape(-1)[0].item()}> : {kind}"
+    if isinstance(kind, TensorType) and kind.element_type == IntegerType(4):
+        # A byte each in MLIR's literals, the upper half zero.
+        data = data.view(np.uint8) & 15
     return f'dense<"0x{data.tobytes().hex().upper()}"> : {kind}'
 
 

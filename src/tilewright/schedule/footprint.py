@@ -133,7 +133,7 @@ class ConvForm:
     columns: int
     """Output channels of a full output-channel block; of packed pixels all columns in use."""
     element_bytes: int = 1
-    """Bytes of an activation and of a weight."""
+    """Bytes of an activation, and of a weight of more than 4 bits."""
     pixel_pack: int = 1
     """Output pixels of a pass; if several, there is one block, and `part_out_channels` counts its
     columns."""
@@ -147,6 +147,8 @@ class ConvForm:
     """Kernel positions along a row."""
     stack: Stack | None = None
     """Kernel rows are gathered first: `pitch`, `steps` and `kernel_columns` are those of units."""
+    half_bytes: bool = False
+    """Weights have 4 bits: two a byte, rows in whole bytes."""
 
     @property
     def pixel_channels(self) -> int:
@@ -190,7 +192,11 @@ class ConvForm:
     @property
     def weight_pitch(self) -> int:
         """Bytes between weight rows."""
-        return align(min(self.part_out_channels, self.columns) * self.element_bytes, 4)
+        return align(self.row_bytes(min(self.part_out_channels, self.columns)), 4)
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the bytes of a weight row of so many columns."""
+        return ceil(columns / 2) if self.half_bytes else columns * self.element_bytes
 
     @property
     def weight_rows(self) -> int:
@@ -229,6 +235,7 @@ def conv_form(
     stride_x: int = 1,
     out_pitch: int | None = None,
     packing: Packing = PLAIN,
+    half_bytes: bool = False,
 ) -> ConvForm:
     """Choose how a convolution with these *tile* sizes is laid on the array.
 
@@ -238,6 +245,7 @@ def conv_form(
     `out_pitch` likewise of the result. Without `may_merge` kernel rows stay apart: the last group
     alone of a grouped convolution has room for weights as its tile of several groups needs them,
     and that is without merging. A `packing` that is not possible (see `can_pack`) is ignored.
+    `half_bytes`: weights of 4 bits, which lie as others do but two a byte.
     """
     size = hardware.array_size
     k_h, k_w = kernel
@@ -256,7 +264,7 @@ def conv_form(
         columns = (packing.pixels - 1) * out_pitch + out_channels
         return ConvForm(
             True, False, 1, 1, columns, columns, columns, columns, k_h * k_w, columns,
-            element_bytes, packing.pixels, out_pitch, pitch, steps, k_w,
+            element_bytes, packing.pixels, out_pitch, pitch, steps, k_w, half_bytes=half_bytes,
         )  # fmt: skip
     stack = None
     if packed:
@@ -267,6 +275,7 @@ def conv_form(
             False, True, 1, 1, in_channels, out_channels, vector, min(size, vector), 1,
             min(size, out_channels), element_bytes, pitch=stack.pitch,
             steps=(stride_x // stack.advance, 1), kernel_columns=stack.units, stack=stack,
+            half_bytes=half_bytes,
         )  # fmt: skip
     wide = pitch // element_bytes
     merged = packed or (
@@ -285,13 +294,13 @@ def conv_form(
         return ConvForm(
             False, True, 1, 1, in_channels, columns, vector, min(size, vector), k_h,
             min(size, columns), element_bytes, pixels, out_pitch if pixels > 1 else 0, pitch, steps,
-            k_w,
+            k_w, half_bytes=half_bytes,
         )  # fmt: skip
     if diagonal:
         columns = min(size, out_channels)
         return ConvForm(
             True, False, 1, 1, in_channels, out_channels, columns, columns, k_h * k_w, size,
-            element_bytes,
+            element_bytes, half_bytes=half_bytes,
         )  # fmt: skip
     pack = max(1, min(group, size // group_in, size // group_out))
     while group % pack:
@@ -299,7 +308,7 @@ def conv_form(
     channels, columns = pack * group_in, pack * group_out
     return ConvForm(
         False, False, group // pack, pack, channels, columns, channels, min(size, channels),
-        k_h * k_w, min(size, columns), element_bytes,
+        k_h * k_w, min(size, columns), element_bytes, half_bytes=half_bytes,
     )  # fmt: skip
 
 

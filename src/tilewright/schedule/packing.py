@@ -45,6 +45,8 @@ class PackingProblem:
     """Output columns of the narrowest tile with the same weights."""
     loaded: tuple[int, int] | None = None
     """Rows and columns of the input tile, if it is loaded from DDR with all its channels."""
+    half_bytes: bool = False
+    """Weights have 4 bits."""
 
     def form(self, hardware: Hardware, packing: Packing) -> ConvForm:
         """Return how it lies on the array, its tensors in tiles of its own."""
@@ -58,6 +60,7 @@ class PackingProblem:
             pitch=self.in_channels if packing.dense else None,
             stride_x=self.stride_x,
             packing=packing,
+            half_bytes=self.half_bytes,
         )
 
     def cycles(self, hardware: Hardware, packing: Packing) -> float:

@@ -77,7 +77,7 @@ class ConvProblem:
     batched_weights: bool = False
     """Every image has weights of its own: a product of two activations."""
     element_bytes: int = 1
-    """Bytes of an activation and of a weight."""
+    """Bytes of an activation, and of a weight of more than 4 bits."""
     output_bytes: int = 0
     """Bytes of an element of the result; 0: as `element_bytes`."""
     held: tuple[str, ...] = ()
@@ -90,6 +90,8 @@ class ConvProblem:
     kept: bool = False
     """Weights and parameters lie in SRAM throughout the program: no tiles here, no DMA. The
     reduction is never split, and channels are the outermost loops."""
+    half_bytes: bool = False
+    """Weights have 4 bits and lie two a byte."""
 
     def as_loaded(self) -> ConvProblem:
         """Return the problem whose input tiles hold nothing but pixels that are used.
@@ -207,6 +209,7 @@ class ConvTiling:
             stride_x=problem.strides[1],
             out_pitch=self._pitch(hardware, problem, "output"),
             packing=self.packing,
+            half_bytes=problem.half_bytes,
         )
 
     def _pitch(self, hardware: Hardware, problem: ConvProblem, operand: str) -> int | None:
@@ -249,6 +252,7 @@ class ConvTiling:
             self.columns,
             rest or self.columns,
             loaded,
+            problem.half_bytes,
         )
         found = packings(hardware, tile)
         # The weights of a window sum are one row of ones; rows of sparse pixels are no runs.

@@ -12,6 +12,7 @@ from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Attribute, Operation, Region, SSAValue
 
 from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.quant import i4
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.footprint import align
 from tilewright.schedule.planner_items import constant_tiles
@@ -440,6 +441,7 @@ class Reductions:
         problem = ConvProblem(
             kind, x[0], x[1], x[2], x[3], y[1], y[2], y[3], kernel, strides, dilations, group,
             table, element_bytes=item_bytes(source), output_bytes=item_bytes(op.results[0]),
+            half_bytes=kind == "conv" and element_of(base) == i4,
         )  # fmt: skip
         return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
 

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from xdsl.dialects.builtin import (
     FloatAttr,
+    IntegerAttr,
     StringAttr,
     TensorType,
     UnitAttr,
@@ -21,8 +22,16 @@ from xdsl.dialects.builtin import (
 from xdsl.dialects.func import ReturnOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant, top
-from tilewright.dialects.quant import UniformType, image_axes, quantised, shape_of
+from tilewright.dialects.quant import (
+    WEIGHT_CODES,
+    UniformType,
+    i4,
+    image_axes,
+    quantised,
+    shape_of,
+)
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.functions import lookup_table
 from tilewright.quant.graph import layer_of
@@ -47,9 +56,6 @@ if TYPE_CHECKING:
     from tilewright.ir.context import CompileContext
 
 STAGE = "quantize"
-
-WEIGHT_CODES = {8: 127, 4: 7}
-"""Largest code of weights of so many bits; the least is its negative."""
 
 
 class Emitter:
@@ -295,6 +301,10 @@ class Emitter:
         that a truncating chip would have to make up for.
         """
         layer, codes, attrs = layer_of(op), self.as_codes(x), Attrs(op.attributes)
+        bits = attrs.integer("weight_bits", 8)
+        if bits not in WEIGHT_CODES:
+            raise TilewrightError("E0501", f'weights of "{layer}" have 8 or 4 bits, not {bits}')
+        stored = i4 if bits == 4 and self._stores_half_bytes(layer) else i8
         source, target = quantised(codes), self.result(op).element_type
         bias = None
         if len(op.operands) > 2 and not is_absent(op.operands[2]):
@@ -310,7 +320,7 @@ class Emitter:
             rounding="half_up" if wide else self.rounding,
             input_mean=self.means.get(self.scales.names[x]),
             group=attrs.integer("group", 1),
-            qmax=WEIGHT_CODES[attrs.integer("weight_bits", 8)],
+            qmax=WEIGHT_CODES[bits],
             given=self.weights.get(attrs.string("weight_scale"))
             if "weight_scale" in op.attributes
             else None,
@@ -322,7 +332,7 @@ class Emitter:
         shift = np.zeros_like(p.shift) if wide else p.shift
         operands = [
             codes,
-            self.constant(f"{weight_name}.i8", p.weight, i8),
+            self.constant(f"{weight_name}.{stored}", p.weight, stored),
             self.constant(f"{layer}.bias", p.bias, i32),
             self.constant(f"{layer}.mult", mult, i32),
             self.constant(f"{layer}.shift", shift, i8),
@@ -335,9 +345,23 @@ class Emitter:
             "hi": high,
             "rounding": self.rounding,
             "weight_scale": scale,
+            "weight_bits": IntegerAttr(bits, i32) if bits != 8 else None,
             **self._carry(op),
         }
         return operands, extra
+
+    def _stores_half_bytes(self, layer: str) -> bool:
+        """Tell, and note, whether the chip stores a layer's weights of 4 bits two a byte.
+
+        Every `mac_conv` takes such weights, diagonal ones too: what the layer is does not matter.
+        """
+        target = self.ctx.target
+        if target is not None and "int4" in target.dtypes:
+            self.ctx.decide(layer, STAGE, True, "weights of 4 bits, two a byte")
+            return True
+        why = "no target is known" if target is None else f"`{target.name}` has no int4"
+        self.ctx.decide(layer, STAGE, False, f"weights of 4 bits take a byte each: {why}")
+        return False
 
     def _report(self, layer: str, p: ChannelParameters, result: str) -> None:
         notes = [result]

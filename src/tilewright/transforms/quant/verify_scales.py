@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from typing_extensions import override
 from xdsl.context import Context
 from xdsl.dialects.builtin import FloatAttr, ModuleOp, StringAttr, TensorType
@@ -100,6 +101,8 @@ def _check_arithmetic(op: quant.QuantOp, context: CompileContext) -> None:
     attrs = Attrs(op.attributes)
     if isinstance(op, quant.QuantizeOp | quant.DequantizeOp | quant.LutOp):
         return
+    if isinstance(op, quant.ConvOp | quant.LinearOp):
+        _check_weight_codes(op, context)
     if isinstance(op, quant.LinearOp) and op.wide:
         return  # nothing is rescaled
     target = quantised(op.results[0]).step
@@ -126,6 +129,23 @@ def _check_arithmetic(op: quant.QuantOp, context: CompileContext) -> None:
     if isinstance(gain, FloatAttr):
         ratio *= gain.value.data
     _check_ratio(op, "mult", attrs.integer("mult"), shift, ratio)
+
+
+def _check_weight_codes(op: quant.ConvOp | quant.LinearOp, context: CompileContext) -> None:
+    """Check that weights of 4 bits are int8 arrays of -7..7."""
+    owner = op.w.owner
+    limit = quant.weight_code_limit(op)
+    if limit == 127 or not isinstance(owner, Operation) or layer_of(owner) not in context.weights:
+        return
+    codes = context.weights.get(layer_of(owner))
+    if codes.dtype != np.int8:
+        raise _error(op, f"weights of 4 bits lie in an array of int8, not of {codes.dtype}")
+    if codes.size and max(int(codes.max()), -int(codes.min())) > limit:
+        raise _error(
+            op,
+            f"weights of 4 bits must be -{limit}..{limit}",
+            f"they reach {int(codes.min())}..{int(codes.max())}",
+        )
 
 
 def _check_channels(

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import ConvForm, Stack, align
 from tilewright.spec.hardware import Hardware
 
@@ -52,12 +53,16 @@ def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes
     """Pack a tile's weights [o, i/group, kh, kw] (int8 or fp16) in the order `mac_conv` reads them.
 
     `pitch` is the SRAM bytes from pixel to pixel, which merged kernel rows step over. Returns
-    [part, block, row, column] bytes, rows `form.weight_pitch` bytes apart.
+    [part, block, row, column] bytes, rows `form.weight_pitch` bytes apart. Weights of 4 bits (int8
+    values of -8..7) lie two a byte: even columns in the low half, odd ones in the high half.
+
+    Raises:
+        TilewrightError: E0501, a weight of 4 bits is none.
     """
     out_channels, group_in, k_h, k_w = weights.shape
     kind = weights.dtype
     assert kind.itemsize == form.element_bytes, (kind, form)
-    width = form.weight_pitch // kind.itemsize
+    width = form.weight_pitch * 2 if form.half_bytes else form.weight_pitch // kind.itemsize
     packed = np.zeros((form.parts, form.part_blocks, form.weight_rows, width), kind)
     if form.diagonal:
         row = weights.reshape(out_channels, k_h * k_w).T
@@ -79,7 +84,22 @@ def pack_weights(form: ConvForm, weights: npt.NDArray[Any], pitch: int) -> Bytes
     for block in range(form.part_blocks):
         columns = matrix[:, :, block * form.columns : (block + 1) * form.columns]
         packed[:, block, :, : columns.shape[2]] = columns
+    if form.half_bytes:
+        return two_a_byte(packed)
     return packed.reshape(-1).view(np.uint8)
+
+
+def two_a_byte(codes: npt.NDArray[np.int8]) -> Bytes:
+    """Return codes of -8..7, an even number of them, two a byte, the first in the low half.
+
+    Raises:
+        TilewrightError: E0501, a code does not fit 4 bits.
+    """
+    if codes.size and not -8 <= int(codes.min()) <= int(codes.max()) <= 7:
+        found = f"{int(codes.min())}..{int(codes.max())}"
+        raise TilewrightError("E0501", f"weights of 4 bits are -8..7, not {found}")
+    low, high = (codes.reshape(-1)[first::2].view(np.uint8) & np.uint8(15) for first in (0, 1))
+    return low | np.left_shift(high, np.uint8(4))
 
 
 def _pixel_columns(form: ConvForm) -> list[int]:

@@ -26,6 +26,7 @@ from tilewright.transforms.tpu.views import (
 
 Fields = dict[str, int]
 HALF = DTYPES.index("fp16")
+INT4 = DTYPES.index("int4")
 
 
 def dtype_field(item_bytes: int) -> Fields:
@@ -213,7 +214,7 @@ def issue_mac(
         cols_last=cols_last,
         wgt_pitch=pitch,
         wgt_ob_stride=block_bytes if chunk.count > 1 else 0,
-        **dtype_field(item),
+        **({"dtype": INT4} if form.half_bytes else dtype_field(item)),
     )
 
 

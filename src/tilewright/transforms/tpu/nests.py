@@ -25,6 +25,7 @@ from xdsl.dialects.linalg.ops import GenericOp
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.diagnostics import TilewrightError
+from tilewright.dialects.quant import i4
 from tilewright.schedule.footprint import (
     PLAIN,
     ConvForm,
@@ -93,6 +94,12 @@ def item_bytes_of(kind: MemRefType[Any]) -> int:
     element = kind.element_type
     assert isinstance(element, IntegerType | AnyFloat), element
     return -(-element.bitwidth // 8)
+
+
+def has_half_bytes(value: SSAValue) -> bool:
+    """Tell whether a memref value holds weights of 4 bits, which the chip has two a byte."""
+    kind = value.type
+    return isinstance(kind, MemRefType) and kind.element_type == i4
 
 
 def value_bytes(value: SSAValue) -> int:
@@ -340,6 +347,7 @@ class Nests:
             stride_x=attr_ints(op, "strides", (1, 1))[1],
             out_pitch=out_pitch,
             packing=packing,
+            half_bytes=has_half_bytes(op.inputs[1]),
         )
         return form, pitch
 
