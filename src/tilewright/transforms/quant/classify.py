@@ -235,8 +235,10 @@ def _slice(op: Operation, weights: WeightStore) -> str | None:
 
 def _pad(op: Operation, weights: WeightStore) -> str | None:
     attrs = Attrs(op.attributes)
-    value = attrs.number("value") or 0.0
-    if attrs.string("mode") == "constant" and value != 0:
+    mode, value = attrs.string("mode"), attrs.number("value") or 0.0
+    if mode != "constant":
+        return f"padding of mode {mode} has no instruction"
+    if value != 0:
         return f"padding with {value:g} has no integer form"
     return None
 
@@ -357,10 +359,15 @@ def place(
         if reason is not None:
             hosts[op] = reason
     for op in reversed(ops):
-        if op in hosts or op.name not in LAYOUT_OPS:
+        if op in hosts or op.name not in (*LAYOUT_OPS, "top.softmax"):
             continue
         users = [use.operation for use in op.results[0].uses]
-        if all(user.name == "func.return" or user in hosts for user in users):
+        if not all(user.name == "func.return" or user in hosts for user in users):
+            continue
+        if op.name == "top.softmax":
+            # Eight bits would leave ties among the classes of a classifier.
+            hosts[op] = "only floats are read of its result"
+        else:
             hosts[op] = (
                 "layout of a graph output"
                 if any(user.name == "func.return" for user in users)
