@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError
-from tilewright.quant import kernels
+from tilewright.quant import kernels, kernels_rows
 from tilewright.quant.graph import argument_names, layer_of, main_function, result_names
 from tilewright.quant.host import HostOps
 
@@ -126,6 +126,8 @@ class _Run:
             "quant.requantize": self.requantize,
             "quant.lut": self.lut,
             "quant.resize": self.resize,
+            "quant.softmax": self.softmax,
+            "quant.layer_norm": self.layer_norm,
         }
         self.movers: dict[str, Callable[[Operation], Array]] = {
             "top.reshape": self.reshape,
@@ -325,6 +327,20 @@ class _Run:
             self.operand(op, 2),
         )
         return _from_nhwc(op, self.wide(op, value * _attrs(op).integer("mult")))
+
+    def softmax(self, op: Operation) -> Array:
+        """`quant.softmax`."""
+        attrs = _attrs(op)
+        table = self.weights.get(attrs.string("table"))
+        numbers = [attrs.integer(key) for key in ("mult", "shift", "zp", "lo", "hi")]
+        return kernels_rows.softmax(self.operand(op, 0), table, *numbers)
+
+    def layer_norm(self, op: Operation) -> Array:
+        """`quant.layer_norm`."""
+        attrs, (x, gain, bias) = _attrs(op), (self.operand(op, index) for index in range(3))
+        numbers = [attrs.integer(key) for key in ("epsilon", "shift", "zp", "lo", "hi")]
+        rows = x.reshape(-1, gain.size)
+        return kernels_rows.layer_norm(rows, gain, bias, *numbers).reshape(x.shape)
 
     # Movers
 

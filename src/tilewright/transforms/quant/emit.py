@@ -43,6 +43,7 @@ from tilewright.quant.parameters import (
     scalar_parameters,
     scale_of,
 )
+from tilewright.transforms.quant import emit_rows
 from tilewright.transforms.quant.classify import (
     constant_name,
     is_constant,
@@ -95,6 +96,8 @@ class Emitter:
             "top.reduce": self.reduce,
             "top.concat": self.concat,
             "top.resize": self.resize,
+            "top.softmax": lambda op: emit_rows.softmax(self, op),
+            "top.layer_norm": lambda op: emit_rows.layer_norm(self, op),
             **{
                 f"top.{name}": self.mover
                 for name in ("reshape", "transpose", "slice", "pad", "max_pool")
@@ -199,6 +202,9 @@ class Emitter:
             made = self.table(op)
         elif self._keeps_sums(op):
             self.floats[op.results[0]] = self.wide_linear(op)
+            return
+        elif (refusal := emit_rows.scale_refusal(self, op)) is not None:
+            self.host(op, refusal)
             return
         else:
             made = self.forms[op.name](op)

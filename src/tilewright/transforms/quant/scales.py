@@ -208,6 +208,11 @@ class Scales:
         return None
 
     def _own(self, value: SSAValue) -> EdgeScale:
+        owner = value.owner
+        if isinstance(owner, Operation) and owner.name == "top.softmax" and owner not in self.hosts:
+            # It reaches from 0 to 1, whatever was seen.
+            centred = not self.asymmetric or _feeds_product(value)
+            return EdgeScale(1 / 127) if centred else EdgeScale(1 / 255, -128)
         name = self.names[value]
         if name not in self.thresholds:
             raise TilewrightError(
