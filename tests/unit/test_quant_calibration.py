@@ -11,7 +11,14 @@ from xdsl.dialects.builtin import ModuleOp
 from tests.unit.quant_top_graphs import TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.quant.calibrate import calibrate
-from tilewright.quant.observers import BINS, Observer, choose, kl_threshold, squared_errors
+from tilewright.quant.observers import (
+    BINS,
+    Choice,
+    Observer,
+    choose,
+    expected_errors,
+    kl_threshold,
+)
 from tilewright.quant.parameters import (
     encode_multiplier,
     output_bounds,
@@ -103,7 +110,7 @@ def test_histogram_grows_without_losing_anything() -> None:
     observer = observe(*samples)
     everything = np.abs(np.concatenate(samples)).astype(np.float32)
     assert observer.maximum == everything.max()
-    bins, width = observer.used()
+    bins, width = observer.magnitudes()
     assert bins.sum() + observer.zeros == observer.count == everything.size
     assert observer.zeros == 1000
     assert BINS // 2 <= len(bins) <= BINS
@@ -111,12 +118,16 @@ def test_histogram_grows_without_losing_anything() -> None:
     expected = np.histogram(everything[everything > 0], edges)[0]
     # A value on an edge may fall to either side.
     assert np.abs(bins - expected).sum() <= 4
+    signed = np.concatenate(samples).astype(np.float32)
+    assert (observer.low, observer.high) == (signed.min(), signed.max())
+    assert observer.bins is not None
+    assert observer.bins[:BINS].sum() == (signed < 0).sum()
 
 
 def test_memory_does_not_depend_on_the_samples() -> None:
     observer = observe(*[np.full(10, 2.0**k) for k in range(40)])
     assert observer.bins is not None
-    assert observer.bins.size == BINS
+    assert observer.bins.size == 2 * BINS
 
 
 def test_values_that_are_not_finite_name_the_layer() -> None:
@@ -131,11 +142,11 @@ def test_sparse_peaks_are_kept_by_kl() -> None:
     values = np.abs(rng.normal(size=20_000)) * 0.1
     values[::250] = rng.uniform(6, 10, 80)
     observer = observe(values)
-    bins, width = observer.used()
+    bins, width = observer.magnitudes()
     clipped = kl_threshold(bins, width)
-    assert clipped < 6
+    assert clipped < 7
     choice = choose(observer, "kl")
-    assert choice.chosen == "percentile"
+    assert choice.rule == "percentile"
     assert 9.5 < choice.threshold <= observer.maximum
 
 
@@ -151,7 +162,7 @@ def test_kl_clips_a_lonely_outlier_of_a_bell() -> None:
     values = rng.normal(size=200_000)
     values[0] = 9.0
     choice = choose(observe(values), "kl")
-    assert choice.chosen == "kl"
+    assert choice.rule == "kl"
     assert 2.5 < choice.threshold < 6
 
 
@@ -166,17 +177,20 @@ def test_degenerate_values(method: str) -> None:
 
 def test_mse_is_the_least_of_its_candidates() -> None:
     observer = observe(np.random.default_rng(5).standard_t(3, 50_000))
-    bins, width = observer.used()
     choice = choose(observer, "mse")
-    grid = observer.maximum * np.linspace(0.1, 1, 200)
-    errors = squared_errors(bins, width, grid)
-    chosen = squared_errors(bins, width, np.array([choice.threshold]))[0]
-    assert chosen == pytest.approx(errors.min(), rel=1e-9)
+    others = [Choice(t, -t, t, "mse") for t in observer.maximum * np.linspace(0.1, 1, 200)]
+    errors, ranges = expected_errors(observer, [choice, *others])
+    assert errors[0] <= errors[1:].min() * 1.001
+    assert ranges[0] <= ranges[1:].min() * 1.001
     # The formula agrees with quantising the values themselves.
     values = np.random.default_rng(5).standard_t(3, 50_000).astype(np.float32)
     step = choice.threshold / 127
     real = np.mean((np.clip(np.rint(values / step), -127, 127) * step - values) ** 2)
-    assert chosen == pytest.approx(real, rel=0.05)
+    assert errors[0] == pytest.approx(real, rel=0.05)
+    step = (choice.high - choice.low) / 255
+    zero = round(choice.low / step)
+    real = np.mean((np.clip(np.rint(values / step), zero, zero + 255) * step - values) ** 2)
+    assert ranges[0] == pytest.approx(real, rel=0.05)
 
 
 def relu_graph() -> tuple[TopGraph, ModuleOp]:
@@ -192,7 +206,10 @@ def test_values_are_seen_behind_fused_clamps() -> None:
     table = calibrate(module, g.ctx.weights, samples, method="max")
     assert table.thresholds == {"x": 100.0, "c/1": 6.0, "flat": 6.0}
     assert table.samples == 2
-    assert table.details["flat"] == {"chosen": "as c/1"}
+    assert table.ranges == {"x": (-100.0, 50.0), "c/1": (0.0, 6.0), "flat": (0.0, 6.0)}
+    assert table.details["flat"] == {"rule": "as c/1"}
+    assert table.details["x"] == {"rule": "max", "min": -100.0, "max": 50.0}
+    assert table.maxima()["x"] == 100.0
 
 
 def test_limit_and_progress() -> None:
@@ -219,8 +236,13 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
         "kl",
         7,
         {"resize": "short", "mean": [0.5, 0.5, 0.5]},
-        {"b": {"max": 4.0, "chosen": "kl"}},
+        {"b": {"rule": "kl", "min": -4.5, "max": 4.0}},
         {"b": np.array([0.1, -2.5e-7], np.float32)},
+        {"b": (-4.0, 4.0)},
+        {"b": np.array([0.2, 1e-9], np.float32)},
+        "asymmetric",
+        {"b": np.array([4.5, 0.0], np.float32)},
+        {"conv: 1/a": 4},
     )
     path = tmp_path / "table.yaml"
     table.save(path)
@@ -229,7 +251,11 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
     assert (loaded.method, loaded.samples) == ("kl", 7)
     assert loaded.preprocessing == table.preprocessing
     assert loaded.details == {"conv: 1/a": {}, **table.details}
-    assert loaded.means["b"].tobytes() == table.means["b"].tobytes()
+    assert loaded.ranges == table.ranges
+    assert (loaded.activations, loaded.bits) == ("asymmetric", {"conv: 1/a": 4})
+    assert loaded.maxima() == {"conv: 1/a": 0.1, "b": 4.5}
+    for kind in ("means", "squares", "peaks"):
+        assert getattr(loaded, kind)["b"].tobytes() == getattr(table, kind)["b"].tobytes()
     path.write_text(path.read_text().replace("threshold: 3.0", "threshold: 2.5"))
     assert CalibrationTable.load(path).thresholds["b"] == 2.5
     # Saving is deterministic and leaves nothing half-written.
@@ -254,9 +280,20 @@ def test_table_reads_back_and_can_be_edited(tmp_path: Path) -> None:
         ("!!python/object/apply:os.getcwd []", "malformed"),
         ("[" * 5000, "malformed"),
         ("version: 2026-13-45", "malformed"),
-        ("version: 1\nvalues: {a: {threshold: 1.0, max: big}}", "`a`: max must be a number"),
-        ("version: 1\nvalues: {a: {threshold: 1.0, max: .nan}}", "`a`: max must be a number"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, max: big}}", "`a`: max must be a finite"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, max: .nan}}", "`a`: max must be a finite"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, min: -.inf}}", "`a`: min must be a finite"),
+        ("version: 1\nvalues: {a: {threshold: 1" + "0" * 400 + "}}", "threshold must be a number"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, low: 0.5, high: 1}}", "low must be at most 0"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, low: -1}}", "`a`: high must be a finite"),
+        ("version: 1\nvalues: {a: 1.0, b: 2.0, a: 3.0}", "`a` is given twice"),
+        ("version: 1\nvalues: {a: {threshold: 1.0, threshold: 2.0}}", "`threshold` is given"),
+        ("version: 1\nvalues: {a: 1.0}\nvalues: {a: 2.0}", "`values` is given twice"),
+        ("version: 1\nvalues: {}\nbits: {a: 5}", "`a` must have 4 or 8, not 5"),
+        ("version: 1\nvalues: {}\nbits: [4]", "`bits` must be a mapping"),
+        ("version: 1\nvalues: {}\nactivations: odd", "`activations` must be"),
         ("version: 1\nsamples: many\nvalues: {a: 1.0}", "`samples` must be a count"),
+        ("version: 1\nsamples: true\nvalues: {a: 1.0}", "`samples` must be a count"),
     ],
 )
 def test_malformed_tables_say_where(tmp_path: Path, text: str, message: str) -> None:

@@ -1,8 +1,15 @@
 """Streaming observation of value ranges: memory does not depend on how many samples are seen.
 
-Each value keeps its largest magnitude and a histogram of magnitudes. When a sample exceeds the
-histogram's range, the range doubles and neighbouring bins merge, so that nothing is lost and the
-order of samples matters only through the bin width, which stays below 1/2048 of the maximum.
+Each value keeps its least and greatest element, exactly, and a histogram of signed values. The
+histogram reaches to the next power of two on both sides of zero. When a sample exceeds it, the
+reach doubles and neighbouring bins merge. Bin widths are powers of two, so that an element's bin is
+computed without rounding, and observers of different samples can be merged.
+
+Of a large tensor the histogram takes a part: runs of 16 neighbouring elements at equal distances
+(coprime to the tensor's sizes, from another first run in every sample). Each counts for those left
+out, and the sample's least and greatest element are always counted.
+
+Exact zeros are counted by themselves: any range represents them, so they decide nothing.
 """
 
 from __future__ import annotations
@@ -16,187 +23,323 @@ import numpy.typing as npt
 from tilewright.diagnostics import TilewrightError
 
 BINS = 4096
-"""Bins of the histogram; the maximum lies in the upper half, so at least 2048 are in use."""
+"""Bins on each side of zero; the largest magnitude lies in the outer half, so 2048 are in use."""
 
 LEVELS = 128
-"""Magnitudes an int8 code can hold."""
+"""Magnitudes an int8 code can hold; for KL divergence."""
 
-KL_CANDIDATES = 256
-MSE_CANDIDATES = 200
+SYMMETRIC_STEPS = 254
+"""Steps from the lowest to the highest symmetric code, -127..127."""
+
+ASYMMETRIC_STEPS = 255
 
 METHODS = ("max", "kl", "mse", "percentile")
+"""Rules for single values; `best` (see `ranges.py`) chooses among them."""
 
 PERCENTILE = 99.99
-"""Share of magnitudes (zeros not counted) that `percentile` represents without clipping."""
+"""Share of the elements other than zero that `percentile` represents without clipping."""
+
+LEAST_EXPONENT = -100
+"""The histogram reaches at least to `2^-100`."""
+
+SAMPLED = 8192
+"""Elements a tensor that the histogram takes at least, where there are as many."""
+
+SAMPLED_FIRST = 131072
+"""Elements of the first sample's tensors; of the i-th this over i, but never below `SAMPLED`."""
 
 Histogram = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
 
 
 class Observer:
     """Range of one value, seen sample by sample."""
 
     def __init__(self, name: str, histogram: bool = True) -> None:
-        self.name = name
-        self.maximum = 0.0
-        self.zeros = 0
-        """Exact zeros: any scale represents them, so they do not count in the histogram."""
-        self.count = 0
-        self.bins: Histogram | None = np.zeros(BINS, np.int64) if histogram else None
-        self.range = 0.0
-        """Upper end of the histogram; bin `i` holds magnitudes from `i * range / BINS`."""
+        """Start with nothing seen.
 
-    def update(self, values: npt.NDArray[np.floating]) -> None:
+        Args:
+            name: the value's name, for errors.
+            histogram: count elements too; without, only `low` and `high` are known.
+        """
+        self.name = name
+        self.low = 0.0
+        """Least element seen, or 0 where all were positive."""
+        self.high = 0.0
+        """Greatest element seen, or 0 where all were negative."""
+        self.least = math.inf
+        """Least element seen."""
+        self.greatest = -math.inf
+        self.count = 0
+        self.zeros = 0
+        self.samples = 0
+        self.exponent: int | None = None
+        """The histogram reaches from `-2^exponent` to `2^exponent`; None while it is empty."""
+        self.bins: Histogram | None = np.zeros(2 * BINS, np.int64) if histogram else None
+        """Bin `i` holds elements from `(i - BINS) * width`, exact zeros excepted."""
+
+    @property
+    def maximum(self) -> float:
+        """Largest magnitude seen."""
+        return max(-self.low, self.high)
+
+    @property
+    def width(self) -> float:
+        """Width of a bin; a power of two."""
+        return 0.0 if self.exponent is None else math.ldexp(1.0 / BINS, self.exponent)
+
+    def update(
+        self,
+        values: npt.NDArray[np.floating],
+        ends: tuple[float, float] | None = None,
+        turn: int | None = None,
+    ) -> None:
         """Take in one sample's values.
+
+        Args:
+            values: of any shape.
+            ends: their least and greatest, if known already.
+            turn: number of the sample, from 0, that decides which part of a large tensor the
+                histogram takes; by default how many were seen before.
 
         Raises:
             TilewrightError: E0301, a value is not finite.
         """
+        turn = self.samples if turn is None else turn
+        self.samples += 1
         if values.size == 0:
             return
-        magnitude = np.abs(values, dtype=np.float32).ravel()
-        largest = float(magnitude.max())
-        if not math.isfinite(largest):
+        least, greatest = ends or (float(values.min()), float(values.max()))
+        if not (math.isfinite(least) and math.isfinite(greatest)):
             raise TilewrightError(
                 "E0301",
                 f'"{self.name}" is not finite for a calibration sample',
                 hint="check the sample and the model's preprocessing",
             )
-        self.maximum = max(self.maximum, largest)
+        self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
+        self.low, self.high = min(self.low, least), max(self.high, greatest)
         self.count += values.size
-        if self.bins is None or largest == 0.0:
-            self.zeros += values.size if largest == 0.0 else 0
+        if self.bins is None:
             return
-        self._grow(largest)
-        index = (magnitude * np.float32(BINS / self.range)).astype(np.int32)
-        np.minimum(index, BINS - 1, out=index)
-        self.bins += np.bincount(index, minlength=BINS)
-        zeros = int(np.count_nonzero(magnitude == 0))
-        self.bins[0] -= zeros
-        self.zeros += zeros
+        if least == greatest == 0.0:
+            self.zeros += values.size
+            return
+        self._reach(max(-least, greatest))
+        self._count(np.ascontiguousarray(values, np.float32).reshape(-1), least, greatest, turn)
 
-    def _grow(self, largest: float) -> None:
-        assert self.bins is not None
-        if self.range == 0.0:
-            # A little above, so that the largest value does not sit on the end.
-            self.range = max(largest * (1 + 2.0**-10), 2.0**-100)
-        while largest >= self.range:
-            merged = self.bins.reshape(-1, 2).sum(axis=1)
-            self.bins = np.concatenate([merged, np.zeros(BINS // 2, np.int64)])
-            self.range *= 2.0
+    def _count(
+        self, flat: npt.NDArray[np.float32], least: float, greatest: float, turn: int
+    ) -> None:
+        from tilewright.quant.observer_kernel import RUN, count_bins
 
-    def used(self) -> tuple[Histogram, float]:
-        """Return the bins up to the maximum, and the width of one."""
         assert self.bins is not None
-        width = self.range / BINS
-        last = min(int(self.maximum / width) + 1, BINS) if width else 0
-        return self.bins[:last], width
+        assert self.exponent is not None
+        wanted = max(SAMPLED, SAMPLED_FIRST // (turn + 1))
+        stride = _coprime(flat.size // wanted, flat.size)
+        runs = -(-flat.size // RUN)
+        scale = np.float32(math.ldexp(BINS, -self.exponent))
+        zeros = count_bins(flat, stride, turn % min(stride, runs), scale, self.bins, stride)
+        self.zeros += int(zeros) * stride
+        if stride > 1:
+            for end in (least, greatest):
+                if end:
+                    self.bins[BINS + math.floor(end / self.width)] += 1
+
+    def _reach(self, largest: float) -> None:
+        """Make the histogram reach beyond `largest`."""
+        exponent = max(math.frexp(largest)[1], LEAST_EXPONENT)
+        if self.exponent is None:
+            self.exponent = exponent
+        elif exponent > self.exponent:
+            assert self.bins is not None
+            self.bins = _merged(self.bins, exponent - self.exponent)
+            self.exponent = exponent
+
+    def merge(self, other: Observer) -> None:
+        """Take in what `other` has seen; the order of merging does not matter."""
+        self.least, self.greatest = (
+            min(self.least, other.least),
+            max(self.greatest, other.greatest),
+        )
+        self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+        self.count += other.count
+        self.zeros += other.zeros
+        self.samples += other.samples
+        if self.bins is None or other.bins is None or other.exponent is None:
+            return
+        self._reach(math.ldexp(0.5, other.exponent))
+        assert self.exponent is not None
+        self.bins += _merged(other.bins, self.exponent - other.exponent)
+
+    def magnitudes(self) -> tuple[Histogram, float]:
+        """Return the histogram of magnitudes up to the largest, and the width of a bin."""
+        assert self.bins is not None
+        folded = self.bins[BINS:] + self.bins[:BINS][::-1]
+        last = min(int(self.maximum / self.width) + 1, BINS) if self.width else 0
+        return folded[:last], self.width
+
+    def occupied(self) -> tuple[FloatArray, FloatArray]:
+        """Return the centres of the bins that are not empty, and how much they hold (sum 1)."""
+        assert self.bins is not None
+        where = np.flatnonzero(self.bins)
+        centres = (where - BINS + 0.5) * self.width
+        # A centre may lie beyond the end of what was seen; no element does.
+        mass = self.bins[where].astype(np.float64)
+        return np.clip(centres, self.low, self.high).astype(np.float64), mass / max(mass.sum(), 1.0)
+
+
+def _coprime(wanted: int, size: int) -> int:
+    """Return the least number from `wanted` on that shares no factor with `size`; 1 at least."""
+    stride = max(wanted, 1)
+    while math.gcd(stride, size) != 1:
+        stride += 1
+    return stride
+
+
+def _merged(bins: Histogram, doublings: int) -> Histogram:
+    """Return the histogram with a reach of `2^doublings` times as much."""
+    if doublings == 0:
+        return bins
+    target = BINS + ((np.arange(2 * BINS) - BINS) >> min(doublings, 40))
+    merged = np.zeros(2 * BINS, np.int64)
+    np.add.at(merged, target, bins)
+    return merged
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A threshold and how it was chosen."""
+    """The range of a value and how it was chosen."""
 
     threshold: float
-    chosen: str
+    """Largest magnitude of symmetric codes."""
+    low: float
+    """Least value of asymmetric codes, at most 0."""
+    high: float
+    """Greatest value of asymmetric codes, at least 0."""
+    rule: str
     """Rule that won: "max", "kl", "mse" or "percentile"."""
-    maximum: float
 
 
 def choose(observer: Observer, method: str) -> Choice:
-    """Return the threshold for a value by `method`.
+    """Return the range of a value by `method`.
 
-    - `max`: the largest magnitude seen.
-    - `kl`: the clipping point whose 128-level histogram diverges least from the observed one, kept
-      only if its expected squared error does not exceed that of `max`. (Divergence weighs rare
-      peaks by how often they occur, not by what clipping them costs.) Where it is refused,
-      `percentile` is taken under the same condition, and `mse` where that is refused too.
-    - `mse`: the clipping point of least expected squared error.
-    - `percentile`: 99.99 % of the magnitudes other than zero are not clipped.
+    - `max`: everything seen.
+    - `kl`: the clipping point whose 128-level histogram of magnitudes diverges least from the
+      observed one, kept only if its expected squared error does not exceed that of `max`.
+      (Divergence weighs rare peaks by how often they occur, not by what clipping them costs.) Where
+      it is refused, `percentile` is taken under the same condition, and `mse` where that is
+      refused too. The asymmetric range is clipped at that point on both sides.
+    - `mse`: the range of least expected squared error.
+    - `percentile`: 99.99 % of the elements other than zero are not clipped; the asymmetric range
+      leaves out half of the others on each side, all on one where the other is empty.
+
+    Raises:
+        TilewrightError: E0702, there is no such method.
     """
-    maximum = observer.maximum
-    if method == "max" or maximum == 0.0 or observer.bins is None:
-        return Choice(maximum, "max", maximum)
-    bins, width = observer.used()
-    if bins.sum() == 0:
-        return Choice(maximum, "max", maximum)
-    if method == "kl":
-        candidates = [min(kl_threshold(bins, width), maximum), _percentile(bins, width, maximum)]
-        errors = squared_errors(bins, width, np.array([*candidates, maximum]))
-        for candidate, error, rule in zip(candidates, errors, ("kl", "percentile"), strict=False):
-            if error <= errors[-1]:
-                return Choice(candidate, rule if candidate < maximum else "max", maximum)
-        return Choice(_mse(bins, width, maximum), "mse", maximum)
+    if method not in METHODS:
+        raise TilewrightError(
+            "E0702",
+            f"there is no calibration method `{method}`",
+            details=[f"legal are {', '.join(METHODS)}"],
+        )
+    everything = Choice(observer.maximum, observer.low, observer.high, "max")
+    if method == "max" or observer.maximum == 0.0 or observer.bins is None:
+        return everything
     if method == "mse":
-        return Choice(_mse(bins, width, maximum), "mse", maximum)
+        return _least_squares(observer)
     if method == "percentile":
-        return Choice(_percentile(bins, width, maximum), "percentile", maximum)
-    raise TilewrightError(
-        "E0702",
-        f"there is no calibration method `{method}`",
-        details=[f"legal are {', '.join(METHODS)}"],
+        return _percentile(observer)
+    for choice in (_least_divergence(observer), _percentile(observer)):
+        if choice.threshold >= observer.maximum:
+            return everything
+        symmetric, asymmetric = expected_errors(observer, [choice, everything])
+        if symmetric[0] <= symmetric[1] and asymmetric[0] <= asymmetric[1]:
+            return choice
+    return _least_squares(observer)
+
+
+def expected_errors(observer: Observer, choices: list[Choice]) -> tuple[FloatArray, FloatArray]:
+    """Return the mean squared error of elements other than zero for symmetric, asymmetric codes."""
+    from tilewright.quant.observer_kernel import range_errors
+
+    centres, mass = observer.occupied()
+    thresholds = np.array([choice.threshold for choice in choices])
+    lows = np.array([choice.low for choice in choices])
+    highs = np.array([choice.high for choice in choices])
+    return (
+        range_errors(centres, mass, -thresholds, thresholds, SYMMETRIC_STEPS),
+        range_errors(centres, mass, lows, highs, ASYMMETRIC_STEPS),
     )
 
 
-def _mse(bins: Histogram, width: float, maximum: float) -> float:
-    """Return the clipping point of least expected squared error; of equals the largest."""
-    candidates = maximum * np.linspace(0.1, 1.0, MSE_CANDIDATES)
-    errors = squared_errors(bins, width, candidates)
-    return float(candidates[len(candidates) - 1 - int(np.argmin(errors[::-1]))])
+MSE_SHARES = np.linspace(1.0, 0.1, 181)
+"""Shares of the largest magnitude that `mse` tries, widest first: of equals it is taken."""
+
+MSE_END_SHARES = np.concatenate([np.linspace(1.0, 0.1, 61), [0.05, 0.02, 0.0]])
+"""Shares of one end of an asymmetric range."""
 
 
-def _percentile(bins: Histogram, width: float, maximum: float) -> float:
-    """Return the end of the bin below which `PERCENTILE` % of the magnitudes lie."""
-    share = np.cumsum(bins) / bins.sum()
-    index = int(np.searchsorted(share, PERCENTILE / 100.0))
-    return min((index + 1) * width, maximum)
+def _least_squares(observer: Observer) -> Choice:
+    from tilewright.quant.observer_kernel import range_errors
+
+    centres, mass = observer.occupied()
+    thresholds = observer.maximum * MSE_SHARES
+    errors = range_errors(centres, mass, -thresholds, thresholds, SYMMETRIC_STEPS)
+    threshold = float(thresholds[int(np.argmin(errors))])
+    # One end after the other, twice: the ends matter to each other only through the step.
+    low, high = observer.low, observer.high
+    for _ in range(2 if low < 0 < high else 1):
+        if high > 0:
+            tried = observer.high * (MSE_END_SHARES if low < 0 else MSE_SHARES)
+            errors = range_errors(centres, mass, np.full(tried.size, low), tried, ASYMMETRIC_STEPS)
+            high = float(tried[int(np.argmin(errors))])
+        if low < 0:
+            tried = observer.low * (MSE_END_SHARES if high > 0 else MSE_SHARES)
+            errors = range_errors(centres, mass, tried, np.full(tried.size, high), ASYMMETRIC_STEPS)
+            low = float(tried[int(np.argmin(errors))])
+    return Choice(threshold, low + 0.0, high + 0.0, "mse")
 
 
-def squared_errors(
-    bins: Histogram, width: float, thresholds: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Return the expected squared error of int8 codes for each threshold, by bin centres."""
-    centre = (np.arange(len(bins)) + 0.5) * width
-    weight = bins / max(int(bins.sum()), 1)
-    step = (thresholds / 127.0)[:, None]
-    code = np.minimum(np.rint(centre / step), 127.0)
-    return ((centre - code * step) ** 2 @ weight).astype(np.float64)
+def _percentile(observer: Observer) -> Choice:
+    folded, width = observer.magnitudes()
+    share = np.cumsum(folded) / folded.sum()
+    threshold = (int(np.searchsorted(share, PERCENTILE / 100.0)) + 1) * width
+    assert observer.bins is not None
+    tail = 1.0 - PERCENTILE / 100.0
+    if observer.low < 0 < observer.high:
+        tail /= 2
+    share = np.cumsum(observer.bins) / observer.bins.sum()
+    last = int(np.searchsorted(share, 1.0 - tail))
+    share = np.cumsum(observer.bins[::-1]) / observer.bins.sum()
+    first = 2 * BINS - 1 - int(np.searchsorted(share, 1.0 - tail))
+    return Choice(
+        min(threshold, observer.maximum),
+        max(observer.low, min((first - BINS) * width, 0.0)),
+        min(observer.high, max((last + 1 - BINS) * width, 0.0)),
+        "percentile",
+    )
+
+
+def _least_divergence(observer: Observer) -> Choice:
+    bins, width = observer.magnitudes()
+    threshold = min(kl_threshold(bins, width), observer.maximum)
+    return Choice(threshold, max(observer.low, -threshold), min(observer.high, threshold), "kl")
 
 
 def kl_threshold(bins: Histogram, width: float) -> float:
     """Return the clipping point of least divergence between the histogram and its 128-level form.
 
-    For a clipping point after `i` bins the reference `P` is the first `i` bins with everything
-    beyond added to the last; the candidate `Q` spreads each level's mass over its non-empty bins.
-    Empty bins, even long runs of them, are fine.
+    Bins are merged until there are at most 2048, and every one of them from the 128th on is tried;
+    of equals the largest is taken. Empty bins, even long runs of them, are fine.
     """
-    total = len(bins)
-    if total <= LEVELS:
-        return total * width
-    mass = bins.astype(np.float64)
-    beyond = mass.sum() - np.cumsum(mass)
-    candidates = np.unique(
-        np.linspace(LEVELS, total, min(KL_CANDIDATES, total - LEVELS + 1)).astype(np.int64)
-    )
-    best, best_divergence = total, math.inf
-    for i in candidates:
-        head = mass[:i]
-        p = head.copy()
-        p[-1] += beyond[i - 1]
-        level = np.arange(i) * LEVELS // i
-        occupied = head > 0
-        sums = np.bincount(level, head, LEVELS)
-        counts = np.bincount(level, occupied, LEVELS)
-        q = np.where(occupied, (sums / np.maximum(counts, 1))[level], 0.0)
-        if q.sum() == 0:
-            continue
-        divergence = _divergence(p / p.sum(), q / q.sum())
-        # Equal divergence: the larger threshold clips less.
-        if divergence <= best_divergence:
-            best, best_divergence = int(i), divergence
-    return best * width
+    from tilewright.quant.observer_kernel import divergences
 
-
-def _divergence(p: npt.NDArray[np.float64], q: npt.NDArray[np.float64]) -> float:
-    there = p > 0
-    # Where Q is empty (clipped mass on an empty last bin) a tiny mass stands in for zero.
-    return float(np.sum(p[there] * np.log(p[there] / np.maximum(q[there], 1e-12))))
+    if bins.size > BINS // 2:
+        padded = np.append(bins, np.zeros(bins.size % 2, np.int64))
+        bins, width = padded.reshape(-1, 2).sum(axis=1), 2 * width
+    if bins.size <= LEVELS:
+        return bins.size * width
+    found = divergences(bins.astype(np.float64), LEVELS)
+    # The last of the least; differences below rounding are none.
+    least = np.flatnonzero(found <= found.min() + 1e-12)[-1]
+    return float((LEVELS + int(least)) * width)

@@ -4,13 +4,15 @@
 version: 1
 method: kl
 samples: 200
+activations: asymmetric
 preprocessing: {resize: stretch, size: [224, 224], ...}
 values:
-  conv1: {threshold: 5.97, low: 0.0, high: 5.99, max: 6.0, chosen: kl}
+  conv1: {threshold: 5.97, low: 0.0, high: 5.99, rule: kl, min: 0.0, max: 6.0}
+bits: {conv7: 4}
 ```
 
-A layer's `threshold` (symmetric codes) and its `low` and `high` (asymmetric codes) may be edited by
-hand; the rest is a record of how they came about.
+A layer's `threshold` (symmetric codes), its `low` and `high` (asymmetric codes), `activations` and
+`bits` (of a layer's weights) may be edited by hand; the rest is a record of how they came about.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ class CalibrationTable:
     details: dict[str, dict[str, float | str]] = field(
         default_factory=dict[str, dict[str, "float | str"]]
     )
-    """For each value what the observer saw: `max`, `chosen`..."""
+    """For each value what was seen, `min` and `max`, and the `rule` that chose its range."""
     means: dict[str, npt.NDArray[np.float32]] = field(
         default_factory=dict[str, "npt.NDArray[np.float32]"]
     )
@@ -65,13 +67,21 @@ class CalibrationTable:
     """Mean square of the channels that `means` has (what an error of a weight costs)."""
     activations: str = "symmetric"
     """`symmetric` or `asymmetric`: which codes were found better, or asked for."""
+    peaks: dict[str, npt.NDArray[np.float32]] = field(
+        default_factory=dict[str, "npt.NDArray[np.float32]"]
+    )
+    """Largest magnitude of the channels that `means` has (smoothing, equalisation)."""
+    bits: dict[str, int] = field(default_factory=dict[str, int])
+    """Bits of the weights of layers that do not have 8, by name."""
 
     def maxima(self) -> dict[str, float]:
         """Return the largest magnitude seen of every value; its threshold where that is unknown."""
-        return {
-            name: float(self.details.get(name, {}).get("max", threshold))
-            for name, threshold in self.thresholds.items()
-        }
+        found: dict[str, float] = {}
+        for name, threshold in self.thresholds.items():
+            seen = self.details.get(name, {})
+            ends = [abs(float(seen[key])) for key in ("min", "max") if key in seen]
+            found[name] = max(ends, default=threshold)
+        return found
 
     def save(self, path: str | Path) -> None:
         """Write the table as YAML, values in execution order.
@@ -94,13 +104,17 @@ class CalibrationTable:
             "activations": self.activations,
             "preprocessing": self.preprocessing,
             "values": values,
+            "bits": dict(self.bits),
             "means": _encoded(self.means),
             "squares": _encoded(self.squares),
+            "peaks": _encoded(self.peaks),
         }
         text = (
-            "# Calibration table. `threshold` is the largest magnitude int8 codes represent.\n"
-            "# `low` and `high` are the ends of asymmetric codes.\n"
-            "# `means`, `squares`: of every channel of layers' inputs (base64 float32); optional.\n"
+            "# Calibration table. `threshold` is the largest magnitude that symmetric codes\n"
+            "# represent, `low` and `high` are the ends of asymmetric codes; `activations` says\n"
+            "# which are used. `min` and `max` are what was seen. `bits`: of layers' weights.\n"
+            "# `means`, `squares`, `peaks`: mean, mean square, largest magnitude of every channel\n"
+            "# of layers' inputs (base64 float32); optional.\n"
         )
         text += yaml.safe_dump(data, sort_keys=False, default_flow_style=None, width=100)
         target = Path(path)
@@ -127,7 +141,7 @@ class CalibrationTable:
                 "E0701", f'the calibration table "{path}" cannot be read', [str(error)]
             ) from error
         try:
-            data: Any = yaml.safe_load(text)
+            data: Any = yaml.load(text, _Loader)
         except (yaml.YAMLError, RecursionError, ValueError, TypeError) as error:
             # The last two: a date that does not exist, a mapping for a key.
             raise _malformed(path, str(error)) from error
@@ -141,12 +155,7 @@ class CalibrationTable:
         ranges: dict[str, tuple[float, float]] = {}
         for name, entry in values.items():
             raw: Any = entry.get("threshold") if isinstance(entry, Mapping) else entry
-            if (
-                not isinstance(raw, int | float)
-                or isinstance(raw, bool)
-                or not math.isfinite(raw)
-                or raw < 0
-            ):
+            if not _is_number(raw) or raw < 0:
                 raise _malformed(path, f"`{name}`: threshold must be a number >= 0, not {raw!r}")
             thresholds[str(name)] = float(raw)
             if isinstance(entry, Mapping):
@@ -157,11 +166,13 @@ class CalibrationTable:
                 }
                 if "low" in entry or "high" in entry:
                     ranges[str(name)] = _read_range(path, str(name), entry)
-                seen: Any = entry.get("max", 0.0)
-                if not isinstance(seen, int | float) or not math.isfinite(seen) or seen < 0:
-                    raise _malformed(path, f"`{name}`: max must be a number >= 0, not {seen!r}")
+                for key in ("min", "max"):
+                    if key in entry and not _is_number(entry[key]):
+                        raise _malformed(
+                            path, f"`{name}`: {key} must be a finite number, not {entry[key]!r}"
+                        )
         samples: Any = data.get("samples", 0)
-        if not isinstance(samples, int) or samples < 0:
+        if not isinstance(samples, int) or isinstance(samples, bool) or samples < 0:
             raise _malformed(path, f"`samples` must be a count, not {samples!r}")
         return cls(
             thresholds,
@@ -173,7 +184,43 @@ class CalibrationTable:
             ranges,
             _read_rows(path, "squares", data.get("squares") or {}),
             _read_activations(path, data.get("activations", "symmetric")),
+            _read_rows(path, "peaks", data.get("peaks") or {}),
+            _read_bits(path, data.get("bits") or {}),
         )
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that is given twice: one of the two would be ignored."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            text = str(key.value)
+            if text in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"`{text}` is given twice", key.start_mark
+                )
+            seen.add(text)
+        return super().construct_mapping(node, deep)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether `value` is a finite number that float64 can hold."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _read_bits(path: str | Path, entries: Any) -> dict[str, int]:
+    if not isinstance(entries, Mapping):
+        raise _malformed(path, "`bits` must be a mapping of layer names")
+    for name, bits in entries.items():
+        if isinstance(bits, bool) or bits not in (4, 8):
+            raise _malformed(path, f"`bits`: `{name}` must have 4 or 8, not {bits!r}")
+    return {str(name): int(bits) for name, bits in entries.items()}
 
 
 def _read_activations(path: str | Path, value: Any) -> str:
@@ -196,11 +243,7 @@ def _read_range(path: str | Path, name: str, entry: Mapping[Any, Any]) -> tuple[
     ends: list[float] = []
     for key in ("low", "high"):
         value: Any = entry.get(key)
-        if (
-            not isinstance(value, int | float)
-            or isinstance(value, bool)
-            or not math.isfinite(value)
-        ):
+        if not _is_number(value):
             raise _malformed(path, f"`{name}`: {key} must be a finite number, not {value!r}")
         ends.append(float(value))
     if not ends[0] <= 0.0 <= ends[1]:
@@ -248,6 +291,8 @@ def write_attribute(module: ModuleOp, table: CalibrationTable) -> None:
             "highs": ArrayAttr([FloatAttr(v, f64) for _, v in ends]),
             **_rows_attributes("mean", table.means),
             **_rows_attributes("square", table.squares),
+            **_rows_attributes("peak", table.peaks),
+            "bits": DictionaryAttr({name: StringAttr(str(n)) for name, n in table.bits.items()}),
         }
     )
 
@@ -273,6 +318,18 @@ def _rows_of(kind: str, data: Mapping[str, Any]) -> dict[str, npt.NDArray[np.flo
             if isinstance(owner, StringAttr) and isinstance(row, DenseArrayBase):
                 found[owner.data] = np.array(row.get_values(), np.float32)
     return found
+
+
+def _bits_of(record: Any) -> dict[str, int]:
+    from xdsl.dialects.builtin import DictionaryAttr, StringAttr
+
+    if not isinstance(record, DictionaryAttr):
+        return {}
+    return {
+        name: int(value.data)
+        for name, value in record.data.items()
+        if isinstance(value, StringAttr) and value.data in ("4", "8")
+    }
 
 
 def read_attribute(module: ModuleOp) -> CalibrationTable | None:
@@ -316,4 +373,6 @@ def read_attribute(module: ModuleOp) -> CalibrationTable | None:
         else {},
         squares=_rows_of("square", data),
         activations=chosen.data if isinstance(chosen, StringAttr) else "symmetric",
+        peaks=_rows_of("peak", data),
+        bits=_bits_of(data.get("bits")),
     )
