@@ -37,6 +37,9 @@ STAGE = "quant-verify-scales"
 TOLERANCE = 1e-6
 """Relative: 31-bit multipliers are closer than 2^-31, stored float32 weight scales than 2^-24."""
 
+SOFTMAX_TOLERANCE = 2.0**-14
+"""Relative: the multiplier of a softmax has 15 bits."""
+
 
 def _error(op: Operation, what: str, *details: str) -> TilewrightError:
     return TilewrightError("E0501", f'"{layer_of(op)}" ({op.name}): {what}', list(details))
@@ -106,6 +109,17 @@ def _check_arithmetic(op: quant.QuantOp, context: CompileContext) -> None:
     if isinstance(op, quant.LinearOp) and op.wide:
         return  # nothing is rescaled
     target = quantised(op.results[0]).step
+    if isinstance(op, quant.SoftmaxOp):
+        found = math.ldexp(attrs.integer("mult"), -attrs.integer("shift"))
+        if abs(found * target - 1) > SOFTMAX_TOLERANCE:
+            raise _error(
+                op,
+                "mult does not fit the scale of its result",
+                f"mult / 2^shift is {found:.9g}; the scale gives {1 / target:.9g}",
+            )
+        return
+    if isinstance(op, quant.LayerNormOp):
+        return  # its gain and epsilon are in integers only
     scales = [kind.step for value in op.operands if (kind := uniform_of(value)) is not None]
     if isinstance(op, quant.ConvOp | quant.LinearOp):
         _check_channels(op, scales[0], target, context)
