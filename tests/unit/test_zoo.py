@@ -15,6 +15,7 @@ from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.zoo import fetching as preparing
 from tilewright.zoo.builders import resnet50
 from tilewright.zoo.drawing import page, text_line, texture
+from tilewright.zoo.recipes import IMAGENET
 
 
 def test_recipes_are_pinned():
@@ -107,8 +108,11 @@ def test_inputs_have_the_models_shape_and_are_seeded(name: str):
     recipe = zoo.find(name)
     for array in first.arrays:
         assert array.shape == recipe.input_shape
-        assert array.dtype == np.float32
+        assert array.dtype == (np.int64 if recipe.pictures == "sentences" else np.float32)
         assert array.std() > 0
+    for sample in first.samples():
+        shapes = {recipe.input_name: recipe.input_shape, **dict(recipe.other_inputs)}
+        assert {key: array.shape for key, array in sample.items()} == shapes
     assert all(np.array_equal(a, b) for a, b in zip(first.arrays, again.arrays, strict=True))
     assert not np.array_equal(first.arrays[0], other.arrays[0])
 
@@ -142,10 +146,51 @@ def test_user_pictures(tmp_path: Path):
     np.save(tmp_path / "c.npy", np.zeros(3))
     given = zoo.inputs("mobilenet-v2", 5, pictures=tmp_path)
     assert len(given.arrays) == 2
-    np.testing.assert_array_equal(
-        given.arrays[1], zoo.find("mobilenet-v2").preprocess.apply(texture(0, 0)[0])
-    )
+    np.testing.assert_array_equal(given.arrays[1], IMAGENET.apply(texture(0, 0)[0]))
     (tmp_path / "a.png").write_bytes(b"not a picture")
     with pytest.raises(TilewrightError, match=r"a\.png") as caught:
         zoo.inputs("mobilenet-v2", 5, pictures=tmp_path)
     assert caught.value.code == "E0301"
+
+
+def test_words_and_their_tokens_go_together():
+    from tilewright.zoo.drawing import WORDS
+    from tilewright.zoo.signals import WORD_IDS
+
+    assert len(WORDS) == len(WORD_IDS)
+    # Words that occur twice have one token.
+    assert len(set(zip(WORDS, WORD_IDS, strict=True))) == len(set(WORDS)) == len(set(WORD_IDS))
+
+
+def test_sentences_are_padded_and_masked():
+    sample = zoo.inputs("minilm", 1, seed=2).samples()[0]
+    ids, mask = sample["input_ids"][0], sample["attention_mask"][0]
+    length = int(mask.sum())
+    assert mask[:length].all()
+    assert not ids[length:].any()
+    assert (ids[0], ids[length - 1]) == (101, 102)
+
+
+def test_models_without_pictures_refuse_them(tmp_path: Path):
+    with pytest.raises(UsageError, match="takes no pictures"):
+        zoo.inputs("silero-vad", 1, pictures=tmp_path)
+
+
+def test_sheets_and_lines_of_text_stand_upright():
+    upright = zoo.find("ppocr-rec").preprocess
+    assert upright is not None
+    made = zoo.inputs("ppocr-rec", 2, seed=1)
+    assert made.labels is None
+    np.testing.assert_array_equal(made.arrays[1], upright.apply(text_line(2, 1)[0]))
+
+
+def test_inputs_of_several_names_are_written(tmp_path: Path):
+    from tilewright.cli import main
+
+    path = tmp_path / "x.npz"
+    assert main(["zoo", "inputs", "silero-vad", "--count", "2", "-o", str(path)]) == 0
+    with np.load(path) as file:
+        assert {name: file[name].shape for name in file.files} == {
+            "input": (2, 576),
+            "state": (4, 1, 128),
+        }

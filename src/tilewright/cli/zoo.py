@@ -103,7 +103,10 @@ def _inputs(options: argparse.Namespace) -> int:
         raise UsageError("E0702", f"--count must be 1 or more, not {options.count}")
     made = inputs(options.model, options.count, options.seed, options.pictures)
     with atomic_output(options.output) as scratch, scratch.open("wb") as file:
-        arrays: dict[str, Any] = {made.name: np.concatenate(made.arrays)}
+        samples = made.samples()
+        arrays: dict[str, Any] = {
+            name: np.concatenate([sample[name] for sample in samples]) for name in samples[0]
+        }
         np.savez(file, **arrays)
     if options.json:
         print_json({"path": str(options.output), "count": len(made.arrays), "labels": made.labels})

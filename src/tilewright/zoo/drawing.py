@@ -1,4 +1,4 @@
-"""Inputs for the zoo's models: pages and text lines drawn here, the user's pictures, or textures.
+"""Inputs for the zoo's models: pages, text lines, textures, sentences, sounds, or the user's own.
 
 All of it is seeded and drawn with the font that Pillow carries, so that every machine gets the same
 pictures and nothing is downloaded.
@@ -6,18 +6,22 @@ pictures and nothing is downloaded.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.diagnostics import TilewrightError
+from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.runtime.preprocess import list_samples, read_picture
 from tilewright.zoo.fetching import find
+from tilewright.zoo.recipes import Recipe
+from tilewright.zoo.signals import sentence_tokens, voice_step
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from PIL.Image import Image
 
 Array = npt.NDArray[Any]
@@ -43,13 +47,16 @@ class ZooInputs:
     name: str
     """Of the model's input."""
     arrays: list[Array]
-    """Float32, each of the model's input shape."""
+    """Each of the model's (first) input shape: float32, or int64 tokens."""
     labels: list[int] | None
     """Class of each array, or None."""
+    others: list[dict[str, Array]] = field(default_factory=list[dict[str, Array]])
+    """The model's further inputs for each array; empty if there are none."""
 
     def samples(self) -> list[dict[str, Array]]:
         """Return the arrays as model inputs by name."""
-        return [{self.name: array} for array in self.arrays]
+        others = self.others or [{} for _ in self.arrays]
+        return [{self.name: array, **more} for array, more in zip(self.arrays, others, strict=True)]
 
 
 def inputs(name: str, count: int, seed: int = 0, pictures: Path | None = None) -> ZooInputs:
@@ -57,13 +64,20 @@ def inputs(name: str, count: int, seed: int = 0, pictures: Path | None = None) -
 
     Pages and text lines are drawn, in every orientation in turn, with their labels. Models of
     photographs take them from the folder `pictures`; without it they get textures, which have the
-    statistics of photographs but show nothing.
+    statistics of photographs but show nothing. Others get sentences of usual words, or steps of
+    speech-like sound.
 
     Raises:
-        UsageError: no such model.
+        UsageError: no such model, or pictures for one that takes none.
         TilewrightError: E0301 when the folder has no usable pictures.
     """
     recipe = find(name)
+    if recipe.preprocess is None:
+        if pictures is not None:
+            raise UsageError("E0702", f"model `{name}` takes no pictures")
+        made = [_signal(recipe, index, seed) for index in range(count)]
+        first = [sample.pop(recipe.input_name) for sample in made]
+        return ZooInputs(recipe.input_name, first, None, made)
     if pictures is not None:
         files = [
             file for file in list_samples(pictures) if file.suffix.lower() not in (".npy", ".npz")
@@ -72,14 +86,26 @@ def inputs(name: str, count: int, seed: int = 0, pictures: Path | None = None) -
             raise TilewrightError("E0301", f"folder `{pictures}` holds no pictures")
         arrays = [read_picture(file, recipe.preprocess) for file in files[:count]]
         return ZooInputs(recipe.input_name, arrays, None)
-    draw = {"pages": page, "lines": text_line, "photos": texture, "noise": texture}[recipe.pictures]
-    drawn = [draw(index, seed) for index in range(count)]
+    draw: Callable[[int, int], tuple[Image, int | None]]
+    if recipe.pictures in ("sheets", "text"):
+        # The same, upright only: every other, or every fourth, is.
+        draw, every = (page, 4) if recipe.pictures == "sheets" else (text_line, 2)
+        drawn = [(draw(every * index, seed)[0], None) for index in range(count)]
+    else:
+        draw = {"pages": page, "lines": text_line}.get(recipe.pictures, texture)
+        drawn = [draw(index, seed) for index in range(count)]
     labels = [label for _, label in drawn if label is not None]
     return ZooInputs(
         recipe.input_name,
         [recipe.preprocess.apply(picture) for picture, _ in drawn],
         labels if len(labels) == count else None,
     )
+
+
+def _signal(recipe: Recipe, index: int, seed: int) -> dict[str, Array]:
+    if recipe.pictures == "sentences":
+        return sentence_tokens(_random(seed, index, 4), recipe.input_shape[1])
+    return voice_step(_random(seed, index, 5))
 
 
 def _random(seed: int, index: int, kind: int) -> np.random.Generator:

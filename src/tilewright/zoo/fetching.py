@@ -76,7 +76,8 @@ def prepare(name: str) -> Path:
     weights = cache_folder() / "zoo" / f"{recipe.name}-{recipe.sha256[:12]}.pth"
     if not (weights.is_file() and _sha256(weights.read_bytes()) == recipe.sha256):
         write_atomically(weights, fetch(recipe))
-    model = export(recipe.name, weights, recipe.input_name, recipe.input_shape)
+    shapes = {recipe.input_name: recipe.input_shape, **dict(recipe.other_inputs)}
+    model = export(recipe.name, weights, shapes, recipe.output_name)
     write_atomically(target, model)
     return target
 

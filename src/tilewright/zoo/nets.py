@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -167,27 +167,59 @@ def mobilenet_v2() -> Any:
     return Net()
 
 
+def minilm() -> Any:
+    """Return all-MiniLM-L6-v2's encoder without weights; see `text_nets`."""
+    from tilewright.zoo import text_nets
+
+    return text_nets.minilm(_torch())
+
+
 NETS: dict[str, Callable[[], Any]] = {
     "efficientnet-lite0": efficientnet_lite0,
     "mobilenet-v2": mobilenet_v2,
+    "minilm": minilm,
 }
 
+OPSETS = {"minilm": 20}
+"""Where another than 17 is needed: Gelu is one operator from 20 on."""
 
-def export(name: str, weights: Path, input_name: str, shape: tuple[int, ...]) -> bytes:
+
+def _state(torch: Any, weights: Path) -> Any:
+    """Return the tensors of a PyTorch or safetensors file by key."""
+    with weights.open("rb") as file:
+        zipped = file.read(2) in (b"PK", b"\x80\x02")
+    if zipped:
+        return torch.load(weights, map_location="cpu", weights_only=True)
+    from safetensors.numpy import load_file
+
+    return {key: torch.from_numpy(array) for key, array in load_file(weights).items()}
+
+
+def export(
+    name: str, weights: Path, inputs: Mapping[str, tuple[int, ...]], output: str = "logits"
+) -> bytes:
     """Return the ONNX file of a net with its weights.
 
     The TorchScript exporter is used: it needs no further package, and names nodes by their module
     path, which is what reports then cite.
 
+    Args:
+        name: of the net.
+        weights: a PyTorch or safetensors file.
+        inputs: shapes by name, in the order of the net's arguments; `minilm` takes integers.
+        output: name of the result.
+
     Raises:
         TilewrightError: E0703 without torch; E0101 when the weights do not fit the net.
     """
+    from safetensors import SafetensorError
+
     torch = _torch()
     net = NETS[name]()
+    kind = torch.int64 if name == "minilm" else torch.float32
     try:
-        state = torch.load(weights, map_location="cpu", weights_only=True)
-        net.load_state_dict(state, strict=True)
-    except (RuntimeError, OSError, EOFError) as error:
+        net.load_state_dict(_state(torch, weights), strict=True)
+    except (RuntimeError, OSError, EOFError, SafetensorError) as error:
         raise TilewrightError(
             "E0101", f"the weights of `{name}` cannot be read", str(error).splitlines()[:4]
         ) from error
@@ -198,11 +230,11 @@ def export(name: str, weights: Path, input_name: str, shape: tuple[int, ...]) ->
         warnings.simplefilter("ignore")
         torch.onnx.export(
             net,
-            (torch.zeros(shape),),
+            tuple(torch.ones(shape, dtype=kind) for shape in inputs.values()),
             buffer,
-            input_names=[input_name],
-            output_names=["logits"],
-            opset_version=17,
+            input_names=list(inputs),
+            output_names=[output],
+            opset_version=OPSETS.get(name, 17),
             dynamo=False,
         )
     return buffer.getvalue()

