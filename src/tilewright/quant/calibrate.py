@@ -25,16 +25,13 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from tilewright.ir.weights import WeightStore
-    from tilewright.runtime.float_executor import TopSession
+    from tilewright.runtime.float_executor import BoundValues, TopSession
 
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 Shapes = dict[str, tuple[int, ...]]
 AtShape = Callable[[Shapes], "tuple[ModuleOp, WeightStore]"]
 """Returns the same model as a fused float graph for inputs of other shapes."""
-
-KEPT = 16
-"""Samples that stay in `Statistics.kept`, for searches by the output's error."""
 
 BOTH_CORES_BYTES = 2**28
 """Two samples are observed at a time while the values of both take at most twice this."""
@@ -71,8 +68,6 @@ class Statistics:
     same: dict[str, str] = field(default_factory=dict[str, str])
     """Values that hold the very elements of another one: reshaped, transposed."""
     samples: int = 0
-    kept: list[Sample] = field(default_factory=list[Sample])
-    """The first samples of the compiled shape."""
     preprocessing: dict[str, Any] | None = None
 
     def table(
@@ -209,8 +204,6 @@ def observe(
             # on time.
             worker = index % len(pools)
             waiting.append(pools[worker].submit(run.take, parts[worker], index, sample))
-            if len(found.kept) < KEPT and run.fits(sample):
-                found.kept.append(sample)
         while waiting:
             waiting.popleft().result()
             found.samples += 1
@@ -248,6 +241,17 @@ class _Part:
         self.histograms = histograms
         self.observers: dict[str, Observer] = {}
         self.channels: dict[str, Channels] = {}
+        self.bound: dict[int, BoundValues] = {}
+        """Arrays for the values of each graph, by its identity."""
+
+    def run(self, graph: _Graph, sample: Sample) -> dict[str, Array]:
+        """Return every value of one sample, until the next is run."""
+        from tilewright.runtime.float_executor import BoundValues
+
+        if id(graph) not in self.bound:
+            # One shape's arrays at a time: varying shapes must not add up.
+            self.bound = {id(graph): BoundValues(graph.session)}
+        return self.bound[id(graph)].run(sample)
 
     def observer(self, name: str) -> Observer:
         if name not in self.observers:
@@ -321,7 +325,7 @@ class _Observation:
         """Run one sample and add it to `part`."""
         try:
             graph = self.graph(sample)
-            values = graph.session.run_values(sample)
+            values = part.run(graph, sample)
         except TilewrightError as error:
             if error.code != "E0103":
                 raise

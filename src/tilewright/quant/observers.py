@@ -42,7 +42,7 @@ PERCENTILE = 99.99
 LEAST_EXPONENT = -100
 """The histogram reaches at least to `2^-100`."""
 
-SAMPLED = 8192
+SAMPLED = 2048
 """Elements a tensor that the histogram takes at least, where there are as many."""
 
 SAMPLED_FIRST = 131072

@@ -153,6 +153,51 @@ class TopSession:
         return array
 
 
+class BoundValues:
+    """Runs a session for every value, into the same arrays each time.
+
+    What one run gives is overwritten by the next: for whoever looks at values once. Several of
+    these may run one session at the same time.
+    """
+
+    def __init__(self, session: TopSession) -> None:
+        from tilewright.dialects import top
+
+        self._owner = session
+        # Everything here is for this module: it is the session's other half.
+        self._model = session._model  # pyright: ignore[reportPrivateUsage]
+        self._session = session._session(True)  # pyright: ignore[reportPrivateUsage]
+        self._binding: Any = self._session.io_binding()
+        self._arrays: dict[str, Array] = {}
+        for key in dict.fromkeys(self._model.values.values()):
+            if key in self._model.inputs:
+                continue
+            kind = self._model.types[key]
+            array = np.zeros(tuple(kind.get_shape()), top.numpy_dtype(kind.get_element_type()))
+            self._arrays[key] = array
+            self._binding.bind_output(key, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return every value by name, as `TopSession.run_values` does, until the next run.
+
+        Raises:
+            TilewrightError: as `TopSession.run`.
+        """
+        feed = {
+            name: np.ascontiguousarray(array)
+            for name, array in self._owner._feed(inputs).items()  # pyright: ignore[reportPrivateUsage]
+        }
+        if self._arrays:
+            with runtime_errors("run"):
+                for name, array in feed.items():
+                    self._binding.bind_cpu_input(name, array)
+                self._session.run_with_iobinding(self._binding)
+        return {
+            name: feed[key] if key in feed else self._arrays[key]
+            for name, key in self._model.values.items()
+        }
+
+
 class runtime_errors:  # noqa: N801 - reads as a statement
     """Turns onnxruntime's exceptions into ours; they do not share a base class."""
 
