@@ -10,6 +10,7 @@ outputs = tilewright.load("m.tpupkg").run({"x": array})
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.package import PackageContent
     from tilewright.codegen.program import Program
     from tilewright.compiler import Compiled, FrontEnd, Progress
+    from tilewright.quant.precision import Budget
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
 
@@ -53,6 +55,8 @@ class CompileOptions:
     """Take ranges from seeded random inputs: cycles are right, results are not."""
     quant: QuantOptions = field(default_factory=QuantOptions)
     """How ranges, codes and biases are chosen."""
+    budget: Budget | None = None
+    """Mixed precision: as many layers with 4-bit weights as this allows to lose."""
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict[str, "tuple[int, ...]"])
     """Shapes of inputs with dynamic dimensions."""
     preprocess: Preprocess | None = None
@@ -119,6 +123,10 @@ def build(
     from tilewright.compiler import compile_model, front_end
     from tilewright.levels import signature
 
+    if options.budget is not None:
+        from tilewright.mixed import build_mixed
+
+        return build_mixed(model, target, options, progress)[0]
     path, shapes, preprocess = resolve_model(model)
     preprocess = options.preprocess or preprocess
     front = front_end(path, target, shapes={**shapes, **options.shapes}, progress=progress)
@@ -284,6 +292,24 @@ def _add_ir(content: PackageContent, compiled: Compiled, levels: Iterable[str]) 
         path = Path(folder) / "weights.safetensors"
         store.save(path)
         content.extras["weights.safetensors"] = path.read_bytes()
+
+
+def float_inputs(
+    model: Path | str, target: Hardware, options: CompileOptions
+) -> list[dict[str, Array]]:
+    """Return the calibration samples of a model as a list; none without calibration data.
+
+    Raises:
+        TilewrightError: the model or the samples cannot be read.
+    """
+    from tilewright.compiler import front_end
+    from tilewright.levels import signature
+
+    path, shapes, preprocess = resolve_model(model)
+    front = front_end(path, target, shapes={**shapes, **options.shapes})
+    inputs = {name: shape for name, shape, _ in signature(front.stage.module, front.context)}
+    samples = _Fed(options.preprocess or preprocess, inputs).samples(options)
+    return [dict(item) for item in itertools.islice(samples or (), options.quant.samples)]
 
 
 def float_program(front: FrontEnd) -> Program:

@@ -132,6 +132,11 @@ def add_quant_options(parser: argparse.ArgumentParser) -> None:
         "--layer-bits", metavar="NAME=BITS,...", help="bits of the weights of single layers"
     )
     group.add_argument(
+        "--accuracy-budget", metavar="LOSS",
+        help="mixed precision: 4-bit weights where they save cycles, as many as may be lost "
+        "against 8 bits: `0.5%%` agreement with the float model, or `1dB` of the outputs",
+    )  # fmt: skip
+    group.add_argument(
         "--rounding", choices=("nearest", "learned"),
         help="weight codes: the nearest, or fitted layer after layer to the float model (default)",
     )  # fmt: skip
@@ -233,6 +238,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     from tilewright.api import CompileOptions
     from tilewright.compiler import LEVELS
     from tilewright.diagnostics import UsageError
+    from tilewright.quant.precision import Budget
     from tilewright.runtime.preprocess import list_samples, parse_preprocess
 
     calibration: Any = options.calibration_data
@@ -272,6 +278,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         calibration=calibration,
         random_calibration=options.random_calibration,
         quant=quant_options(options),
+        budget=Budget.parse(options.accuracy_budget) if options.accuracy_budget else None,
         shapes=parse_shapes(options.shape),
         preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
         dtype=options.dtype,
@@ -319,7 +326,7 @@ def run(options: argparse.Namespace) -> int:
         size = made.package.save(output)
         seconds = time.perf_counter() - start
         for item in made.compiled.decisions if made.compiled else ():
-            if "warning" in item.details and item.stage == "annotate-timing":
+            if "warning" in item.details:
                 print(f"warning: {item.details['warning']}", file=sys.stderr)
         return _finish(options, made, output, size, seconds, progress)
 
