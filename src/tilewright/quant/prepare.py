@@ -106,38 +106,6 @@ def observe_samples(
     return Prepared(table, spread.chosen())
 
 
-def mark_weight_bits(module: ModuleOp, options: QuantOptions) -> None:
-    """Give layers with constant weights the bits that were asked for (`weight_bits`).
-
-    Raises:
-        UsageError: E0702, `layer_bits` names something that has no weights.
-    """
-    import difflib
-
-    from xdsl.dialects.builtin import IntegerAttr, i32
-
-    from tilewright.diagnostics import UsageError
-    from tilewright.quant.graph import layer_of, main_function
-
-    layers = {
-        layer_of(op): op
-        for op in main_function(module).body.block.ops
-        if op.name in ("top.conv", "top.linear", "top.matmul")
-    }
-    for name in options.layer_bits:
-        if name not in layers:
-            near = difflib.get_close_matches(name, layers, n=3)
-            raise UsageError(
-                "E0702",
-                f"`{name}` is no layer with weights",
-                hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
-            )
-    for name, op in layers.items():
-        bits = options.layer_bits.get(name, options.weight_bits)
-        if bits != 8:
-            op.attributes["weight_bits"] = IntegerAttr(bits, i32)
-
-
 def emission_options(options: QuantOptions, table: CalibrationTable) -> dict[str, str]:
     """Return the options of the pass `quantize` that `options` and `table` stand for."""
     chosen = options.activations if options.activations not in (None, "auto") else None
@@ -162,8 +130,9 @@ def quantise(
     """
     from tilewright.pipelines import run_phases
     from tilewright.quant.table import write_attribute
+    from tilewright.transforms.quant.mark_weight_bits import mark_weight_bits
 
-    mark_weight_bits(module, options)
+    mark_weight_bits(module, options.weight_bits, options.layer_bits, context)
     write_attribute(module, prepared.table)
     chosen = emission_options(options, prepared.table)
     text = " ".join(f"{key}={value}" for key, value in chosen.items())
