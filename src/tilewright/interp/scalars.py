@@ -162,6 +162,16 @@ def _wrapping(function: Evaluator) -> Evaluator:
     return run
 
 
+def _leading_zeros(value: Array) -> Array:
+    left, width = _unsigned(value).astype(np.uint64), value.dtype.itemsize * 8
+    bits = np.zeros(value.shape, value.dtype)
+    for step in (32, 16, 8, 4, 2, 1):
+        high = left >> np.uint64(step)
+        bits += np.where(high > 0, step, 0).astype(value.dtype)
+        left = np.where(high > 0, high, left)
+    return width - bits - left.astype(value.dtype)
+
+
 _BINARY: dict[str, Evaluator] = {
     "arith.addi": _wrapping(np.add),
     "arith.subi": _wrapping(np.subtract),
@@ -193,6 +203,7 @@ _BINARY: dict[str, Evaluator] = {
     "arith.select": np.where,
     "arith.negf": np.negative,
     "math.absi": np.abs,
+    "math.ctlz": _leading_zeros,
     "math.absf": np.abs,
     "math.erf": lambda value: _erf(value),
     "math.exp": np.exp,

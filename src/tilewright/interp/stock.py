@@ -36,6 +36,7 @@ TO_LLVM = (
     "--convert-scf-to-cf",
     "--convert-cf-to-llvm",
     "--convert-arith-to-llvm",
+    "--convert-math-to-llvm",
     "--finalize-memref-to-llvm",
     "--convert-func-to-llvm",
     "--reconcile-unrealized-casts",

@@ -27,7 +27,7 @@ from io import StringIO
 
 from xdsl.context import Context
 from xdsl.dialects import func
-from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, TensorType, i8
+from xdsl.dialects.builtin import ArrayAttr, IntegerAttr, ModuleOp, StringAttr, TensorType, i8, i16
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.ir.core import BlockArgument, OpResult
 from xdsl.passes import ModulePass
@@ -36,7 +36,7 @@ from xdsl.printer import Printer
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext, compile_context
 from tilewright.spec.isa import FUNCTIONS
-from tilewright.transforms.linalg import convolution, elementwise, movers, pooling, resize
+from tilewright.transforms.linalg import convolution, elementwise, movers, pooling, resize, rows
 from tilewright.transforms.linalg.attributes import find, layer_name, text
 from tilewright.transforms.linalg.emit import Emitter, storage_type
 from tilewright.transforms.linalg.half import CLAMPS, is_half
@@ -54,6 +54,8 @@ LOWERINGS: dict[str, Lowering] = {
     "quant.requantize": elementwise.lower_requantize,
     "quant.lut": elementwise.lower_lut,
     "quant.resize": resize.lower_resize,
+    "quant.softmax": rows.lower_softmax,
+    "quant.layer_norm": rows.lower_layer_norm,
     "top.max_pool": pooling.lower_max_pool,
     "top.reshape": movers.lower_reshape,
     "top.transpose": movers.lower_transpose,
@@ -78,6 +80,9 @@ HALF_LOWERINGS: dict[str, Lowering] = {
     },
 }
 """Builders of `top` ops that compute in fp16."""
+
+TABLES = {"quant.lut": i8, "quant.softmax": i16}
+"""Ops with an attribute `table`, and the type of its 256 entries."""
 
 DROPPED = ("onnx.", "tilewright.calibration")
 """Module attributes of higher levels; upstream cannot read the empty key of `onnx.opset`."""
@@ -260,7 +265,7 @@ class _Graph:
                 else mapped[value]
                 for value in op.operands
             ]
-            if op.name == "quant.lut":
+            if op.name in TABLES:
                 operands.append(constants[text(op, "table", "")])
             result = lowering(Emitter(block, layer), op, operands)
             assert isinstance(result, OpResult)
@@ -396,8 +401,8 @@ def _weights(segment: _Segment, ctx: CompileContext) -> list[tuple[str, Attribut
             owner = value.owner
             if isinstance(owner, Operation) and owner.name == "top.weight":
                 found[text(owner, "name", "")] = storage_type(value.type)
-        if op.name == "quant.lut":
-            found[text(op, "table", "")] = TensorType(i8, [256])
+        if op.name in TABLES:
+            found[text(op, "table", "")] = TensorType(TABLES[op.name], [256])
     for name in found:
         if name not in ctx.weights:
             raise TilewrightError("E0501", f'the weight store has no "{name}"')
