@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "levels": IR | {"dialects", "quant", "interp", "runtime", "sim", "codegen"},
     "passes": {"diagnostics", "ir"},
     "runtime": IR | {"dialects", "codegen", "sim", "frontends", "levels", "quant"},
-    "report": IR | {"codegen", "runtime", "sim"},
+    "report": IR | {"codegen", "runtime", "sim", "quant"},
     # Users of everything.
     "pipelines": ANY,
     "cli": ANY,
