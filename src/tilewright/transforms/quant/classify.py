@@ -345,7 +345,8 @@ def place(
     """Return the ops that run on the host, each with its reason (`reason_of` gives an op's own).
 
     Layout changes beside graph inputs and outputs, and beside other host ops, are the host's: they
-    cost it nothing as part of quantising and dequantising.
+    cost it nothing as part of quantising and dequantising. So is what adds a mask to the operand of
+    a softmax there, with what makes the mask: in eight bits only the mask would be left.
     """
     hosts: dict[Operation, str] = {}
     for op in ops:
@@ -359,6 +360,8 @@ def place(
         if reason is not None:
             hosts[op] = reason
     for op in reversed(ops):
+        if op not in hosts and op.name == "top.add":
+            _keep_mask(op, ops, hosts)
         if op in hosts or op.name not in (*LAYOUT_OPS, "top.softmax"):
             continue
         users = [use.operation for use in op.results[0].uses]
@@ -374,3 +377,37 @@ def place(
                 else "layout of a value the host needs"
             )
     return hosts
+
+
+def _keep_mask(op: Operation, ops: list[Operation], hosts: dict[Operation, str]) -> None:
+    """Give the host a sum that only softmaxes there read, and what makes a mask for it."""
+    users = [use.operation for use in op.results[0].uses]
+    if not users or not all(user.name == "top.softmax" and user in hosts for user in users):
+        return
+    hosts[op] = "a mask added before a softmax of the host would take the range of its codes"
+    for operand in op.operands:
+        makers = _makers(operand, hosts)
+        # Last first, so that the readers of a value are decided before it.
+        for maker in reversed([item for item in ops if item in makers] if makers else []):
+            if all(use.operation in hosts for use in maker.results[0].uses):
+                hosts[maker] = "it makes a mask for a softmax of the host"
+
+
+def _makers(value: SSAValue, hosts: dict[Operation, str]) -> set[Operation]:
+    """Return the simple ops that make `value` from inputs, constants and values of the host.
+
+    Empty if a layer of the chip has a part in it.
+    """
+    found: set[Operation] = set()
+    open_values = [value]
+    while open_values:
+        owner = open_values.pop().owner
+        if not isinstance(owner, Operation) or owner in hosts or owner in found:
+            continue
+        if owner.name in ("top.weight", "top.none"):
+            continue
+        if owner.name not in LAYOUT_OPS and RULES.get(owner.name) not in (_binary, _table):
+            return set()
+        found.add(owner)
+        open_values.extend(owner.operands)
+    return found
