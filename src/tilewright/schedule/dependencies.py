@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tilewright.spec.access import FP16, Access, Fields, accesses
 from tilewright.spec.hardware import Hardware
-from tilewright.spec.limits import table_registers
+from tilewright.spec.limits import row_table_registers, table_registers
 from tilewright.spec.program import SEQ, Dispatched
 
 _LIMIT = 1 << 41
@@ -96,6 +96,8 @@ def _registers(
         v.append((f["v"], table_registers(hardware) if name == "vec_table" else count))
     if f.get("use_table"):
         v.append((f["v_table"], table_registers(hardware)))
+    if name == "vec_softmax":
+        v.append((f["v_table"], row_table_registers(hardware)))
     if f.get("dtype", 0) == FP16 and "v_clamp" in f:
         v.append((f["v_clamp"], 1))
     if "param" in f and not f.get("bias_only"):

@@ -108,6 +108,7 @@ from tilewright.sim.cycle_state import (
     U_DRAINS,
     U_FROM,
     U_HALF,
+    U_HOLD,
     U_ON,
     U_READ,
     U_WRITTEN,
@@ -120,7 +121,7 @@ from tilewright.sim.cycle_state import (
     K,
     unit,
 )
-from tilewright.sim.cycle_vec import vec_request, vec_start, vec_step
+from tilewright.sim.cycle_vec import vec_holds, vec_request, vec_start, vec_step
 
 
 @unit
@@ -273,6 +274,8 @@ def _next_event(s, hw, state, wake, dma, plans, pid, current, vec, ready, reques
                 event = min(event, at)
         if vec[U_ON] and vec[U_ALEFT] and t < vec[U_FROM] < NEVER:
             event = min(event, vec[U_FROM])
+        if vec_holds(vec, plans, pid[current[5]] * PLAN_COLUMNS) and t < vec[U_HOLD]:
+            event = min(event, vec[U_HOLD])
     return event
 
 

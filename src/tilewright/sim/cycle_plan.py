@@ -20,9 +20,9 @@ from tilewright.spec.access import (
     weight_row_bytes,
 )
 from tilewright.spec.hardware import Hardware
-from tilewright.spec.limits import violations
+from tilewright.spec.limits import ROWS, violations
 from tilewright.spec.program import Dispatched
-from tilewright.spec.timing import ceil_div, dma_to_core
+from tilewright.spec.timing import LAYER_NORM_WAIT, SOFTMAX_WAIT, ceil_div, dma_to_core
 
 I64 = npt.NDArray[np.int64]
 ResizeTables = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -171,6 +171,8 @@ def _plan(hardware: Hardware, name: str, f: Fields) -> list[int]:
         return _drain(f)
     if name == "vec_resize":
         return _resize(hardware, f)
+    if name in ROWS:
+        return _rows(hardware, name, f)
     if name.startswith("vec_"):
         return _vector(hardware, name, f)
     return [{"fence": kernel.FENCE, "halt": kernel.HALT}.get(name, kernel.PLAIN)]
@@ -246,6 +248,24 @@ def _resize(hardware: Hardware, f: Fields) -> list[int]:
     return [
         kernel.RESIZE, 1, f["out_h"], f["out_w"], count, 2, 2, 0, 0, total, *source, *_NO_B,
         *result, 1, 0, f["table_y"], f["table_x"], f["src_sy"], f["src_sx"],
+    ]  # fmt: skip
+
+
+def _rows(hardware: Hardware, name: str, f: Fields) -> list[int]:
+    lanes = hardware.vector_lanes
+    count, sizes = _chunks(f["n0"], lanes, 1)
+    # Loop 1 goes over the passes of a row, which read the same bytes.
+    passes, wait, second = 3, SOFTMAX_WAIT, _NO_B
+    if name == "vec_layer_norm":
+        block = 6 * lanes
+        passes, wait, second = 2, LAYER_NORM_WAIT, [1, f["params"], 0, 0, 0, block, block, block]
+    loops = [f["n2"], f["n1"], passes]
+    source = [f["src"], f["src_s2"], f["src_s1"], 0, *sizes]
+    result = [1, f["dst"], f["dst_s2"], f["dst_s1"], 0, *sizes]
+    total = loops[0] * loops[1] * loops[2] * count
+    return [
+        kernel.ROWS, *loops, count, 1, 1, 0, 0, total, *source, *second, *result, 1, 0, 0, 0, 0, 0,
+        wait,
     ]  # fmt: skip
 
 

@@ -9,7 +9,7 @@ unit = njit(error_model="numpy", forceinline=True)
 """Compiles a part of the kernel; only the whole is cached (`cycle_kernel.py`)."""
 
 # Kinds of instructions (column K of a plan).
-PLAIN, FENCE, HALT, LOAD, STORE, FILL, CONV, DRAIN, VECTOR, RESIZE = range(10)
+PLAIN, FENCE, HALT, LOAD, STORE, FILL, CONV, DRAIN, VECTOR, RESIZE, ROWS = range(11)
 K = 0
 
 # Plan of a DMA instruction: source and sink are the DDR and SRAM side in the order of transfer.
@@ -26,13 +26,14 @@ K = 0
 ) = range(29)  # fmt: skip
 
 # Plan of a vector instruction: loops 3, 2, 1, chunk; a window; operands a, b and the result.
+# Of rows: loop 1 goes over the passes; the last one alone has b and a result.
 (
     _, V_N3, V_N2, V_N1, V_CHUNKS, V_KH, V_KW, V_KY, V_KX, V_TOTAL,
     V_A, V_A3, V_A2, V_A1, V_AC, V_ABYTES, V_ABYTES_LAST,
     V_HAS_B, V_B, V_B3, V_B2, V_B1, V_BC, V_BBYTES, V_BBYTES_LAST,
     V_HAS_D, V_D, V_D3, V_D2, V_D1, V_DC, V_DBYTES, V_DBYTES_LAST,
-    V_BLOCK_ROWS, V_HALF, V_TABLE_Y, V_TABLE_X, V_SY, V_SX,
-) = range(39)  # fmt: skip
+    V_BLOCK_ROWS, V_HALF, V_TABLE_Y, V_TABLE_X, V_SY, V_SX, V_WAIT,
+) = range(40)  # fmt: skip
 PLAN_COLUMNS = 40
 
 # Sizes of the target.
@@ -71,8 +72,8 @@ NEVER = 1 << 62
 (
     U_J, U_ON, U_1, U_2, U_3, U_CHUNK, U_AWORD, U_ALEFT, U_EY, U_EX, U_BASE, U_BYTES, U_BWORD,
     U_BLEFT, U_SECOND, U_FROM, U_WRITTEN, U_READ, U_W1, U_W2, U_W3, U_WCHUNK, U_WWORD, U_WLEFT,
-    U_HALF, U_DRAINS, U_RETIRES, U_TABLE,
-) = range(28)  # fmt: skip
+    U_HALF, U_DRAINS, U_RETIRES, U_TABLE, U_HOLD,
+) = range(29)  # fmt: skip
 ENGINE_COLUMNS = 32
 READY = 1024
 """Entries of the ring of vectors read and not written: above the largest latency plus 3."""

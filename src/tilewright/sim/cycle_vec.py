@@ -11,6 +11,7 @@ from tilewright.sim.cycle_state import (
     NEVER,
     READY,
     RESIZE,
+    ROWS,
     U_1,
     U_2,
     U_3,
@@ -26,6 +27,7 @@ from tilewright.sim.cycle_state import (
     U_EY,
     U_FROM,
     U_HALF,
+    U_HOLD,
     U_J,
     U_ON,
     U_READ,
@@ -77,6 +79,7 @@ from tilewright.sim.cycle_state import (
     V_TABLE_X,
     V_TABLE_Y,
     V_TOTAL,
+    V_WAIT,
     K,
     unit,
 )
@@ -112,6 +115,20 @@ def _vec_neighbour(u, plans, p, tables, w):
 
 
 @unit
+def _vec_uses(plans, p, number):
+    """Return whether vectors of pass `number` have a second operand and a result, if any have."""
+    return plans[p + K] != ROWS or number == plans[p + V_N1] - 1
+
+
+@unit
+def vec_holds(u, plans, p):
+    """Return whether the reader stands before a pass over a row that needs what those before it
+    gave: it begins when all vectors read were written, and not before `U_HOLD`.
+    """  # noqa: D205
+    return plans[p + K] == ROWS and u[U_ON] == 0 and u[U_CHUNK] == 0 and u[U_1] > 0
+
+
+@unit
 def _vec_begin(u, plans, p, tables, w):
     """First cycle of a vector of the reader."""
     chunk = u[U_CHUNK]
@@ -139,7 +156,7 @@ def _vec_begin(u, plans, p, tables, w):
                 _vec_b(u, plans[p + V_TABLE_X] + 8 * u[U_1], 8, w)
         return
     _vec_a(u, u[U_BASE], u[U_BYTES], w)
-    if plans[p + V_HAS_B]:
+    if plans[p + V_HAS_B] and _vec_uses(plans, p, u[U_1]):
         base = (
             plans[p + V_B]
             + u[U_3] * plans[p + V_B3]
@@ -186,7 +203,7 @@ def vec_request(u, plans, p, ready, tables, t, w, window, full):
                 u[U_DRAINS] = 1
             else:
                 stalls = True
-        else:
+        elif not vec_holds(u, plans, p) or (u[U_WRITTEN] == u[U_J] and t >= u[U_HOLD]):
             _vec_begin(u, plans, p, tables, w)
     if u[U_ON]:
         if u[U_ALEFT] and t >= u[U_FROM]:
@@ -194,7 +211,7 @@ def vec_request(u, plans, p, ready, tables, t, w, window, full):
         if u[U_BLEFT]:
             ports |= 8
     if u[U_WRITTEN] < u[U_READ] and t >= ready[u[U_WRITTEN] & (READY - 1)]:
-        if plans[p + V_HAS_D]:
+        if plans[p + V_HAS_D] and _vec_uses(plans, p, u[U_W1]):
             if u[U_WLEFT] == 0:
                 _vec_result(u, plans, p, w)
             ports |= 16
@@ -287,5 +304,8 @@ def vec_step(u, plans, p, ready, tables, t, w, latency, granted):
     if read:
         freed = _vec_read(u, plans, p, ready, t, latency)
     if wrote:
+        # Counts only where the reader waits for this vector: then its next pass is known.
+        last = u[U_1] == plans[p + V_N1] - 1
+        u[U_HOLD] = t + 1 + (plans[p + V_WAIT] if last else 0)
         _vec_retire(u, plans, p)
     return moved, freed, u[U_WRITTEN] == plans[p + V_TOTAL]

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from tilewright.sim.mac import columns
 from tilewright.sim.numeric import float_function, scale_codes
+from tilewright.sim.rows import vec_layer_norm, vec_softmax
 from tilewright.sim.state import MachineError, PushGroup, State, UnrepresentableError
 from tilewright.spec.isa import FUNCTIONS
 
@@ -321,5 +322,7 @@ ATOMIC = {
     "vec_copy": vec_copy,
     "vec_pool": vec_pool,
     "vec_resize": vec_resize,
+    "vec_softmax": vec_softmax,
+    "vec_layer_norm": vec_layer_norm,
 }
 """Instructions executed in one step."""

@@ -239,6 +239,26 @@ def _resize(f: Fields) -> list[Access]:
     ]  # fmt: skip
 
 
+def row_parameter_bytes(hardware: Hardware, n0: int) -> int:
+    """Return the bytes of a `vec_layer_norm`'s blocks of addends and factors."""
+    lanes = hardware.vector_lanes
+    return -(-n0 // lanes) * 6 * lanes
+
+
+def _rows(hardware: Hardware, name: str, f: Fields) -> list[Access]:
+    regions = [
+        access(
+            key, True, key == "dst", f[key], f["n0"],
+            (f["n1"], f[f"{key}_s1"]), (f["n2"], f[f"{key}_s2"]),
+        )
+        for key in ("src", "dst")
+    ]  # fmt: skip
+    if name == "vec_layer_norm":
+        size = row_parameter_bytes(hardware, f["n0"])
+        regions.insert(1, access("params", True, False, f["params"], size))
+    return regions
+
+
 def accesses(hardware: Hardware, name: str, f: Fields) -> list[Access]:
     """Return the regions instruction `name` with all its fields `f` touches."""
     lanes = hardware.vector_lanes
@@ -267,5 +287,7 @@ def accesses(hardware: Hardware, name: str, f: Fields) -> list[Access]:
             return _pool(f)
         case "vec_resize":
             return _resize(f)
+        case "vec_softmax" | "vec_layer_norm":
+            return _rows(hardware, name, f)
         case _:
             return []

@@ -77,6 +77,14 @@ class Hardware(BaseModel):
     quant_bank_entries: Annotated[
         int, _f("entries", "Entries a bank: multiplier and shift for every lane.", ge=4, le=16)
     ] = 16
+    vector_rows: Annotated[
+        bool,
+        _f(
+            "",
+            "The vector unit has integer softmax and layer normalisation of rows (`vec_softmax`, "
+            "`vec_layer_norm`); without, they run on the host.",
+        ),
+    ] = False
 
     sram_size: Annotated[int, _f("bytes", "On-chip SRAM.", ge=4096, le=16 * 1024 * 1024)]
     sram_banks: Annotated[
@@ -176,6 +184,13 @@ class Hardware(BaseModel):
                 f"vector_registers must be {table + 2} or more, not {self.vector_registers}: "
                 f"a lookup table of 256 bytes takes {table} of {self.vector_lanes} lanes, and two "
                 "hold the biases of this tile and the next"
+            )
+        rows = -(-512 // (4 * self.vector_lanes)) + 2
+        if self.vector_rows and self.vector_registers < rows:
+            raise ValueError(
+                f"vector_registers must be {rows} or more with vector_rows, not "
+                f"{self.vector_registers}: a softmax table of 512 bytes takes {rows - 2} of "
+                f"{self.vector_lanes} lanes, and two hold the biases of this tile and the next"
             )
         if self.matrix_registers % 2:
             raise ValueError(f"matrix_registers must be even, not {self.matrix_registers}")

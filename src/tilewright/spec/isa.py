@@ -202,6 +202,15 @@ _SCALAR_PARAMETERS = (
     Field("bias", 10, "Constant added before the shift, times 2^bias_shift.", signed=True),
     Field("bias_shift", 6, "See `bias`."),
 )
+_ROWS_SHAPE = (
+    _size("n0", 14, "Elements of a row."),
+    _size("n1", 14, "Count of dimension 1."),
+    _size("n2", 12, "Count of dimension 2."),
+    _stride("src_s1", 22, "Source bytes between steps of dimension 1."),
+    _stride("src_s2", 22, "Source bytes between steps of dimension 2."),
+    _stride("dst_s1", 22, "Result bytes between steps of dimension 1."),
+    _stride("dst_s2", 22, "Result bytes between steps of dimension 2."),
+)
 _DMA_SHAPE = (
     _size("n0", 20, "Bytes of the innermost, contiguous run."),
     _size("n1", 14, "Count of dimension 1."),
@@ -547,6 +556,58 @@ INSTRUCTIONS: tuple[Instruction, ...] = (
             _stride("dst_sx", 18, "Result bytes between columns."),
             Field("za", 8, "Zero point of the source.", signed=True),
             *_SCALAR_PARAMETERS,
+            *_CLAMP,
+        ),
+    ),
+    Instruction(
+        "vec_softmax",
+        0x37,
+        Engine.VEC,
+        """Softmax of n2 x n1 rows of n0 int8 codes (targets with `vector_rows`).
+
+        The 256 uint16 entries `E` are the first 512 bytes of the V registers from `v_table` on
+        (loaded by `vec_param` with `bias_only`); entry 0 is not 0. For each row with codes `q`:
+        `M = max(q)`, `S = sum(E[M - q])`, `k` the number of bits of S, `R = floor(multiplier * 2^k
+        / S)`, `t = k + shift`, `y = clamp(((E[M - q]*R + 2^(t-1)) >> t) + zp, lo, hi)`, whatever
+        the target's rounding. `multiplier` is 2^14 or more. Source and destination must not
+        overlap unless they are the same addresses with the same strides.""",
+        (
+            *_sram("src", "Source."),
+            *_sram("dst", "Result."),
+            *_ROWS_SHAPE,
+            Field("v_table", 7, "First V register of the table.", Kind.V),
+            Field(
+                "multiplier",
+                15,
+                "Multiplier of 1 over the result's scale, 2^14..2^15-1.",
+                default=1 << 14,
+            ),
+            Field("shift", 4, "Its shift: 1 over the result's scale is multiplier / 2^shift."),
+            *_CLAMP,
+        ),
+    ),
+    Instruction(
+        "vec_layer_norm",
+        0x38,
+        Engine.VEC,
+        """Layer normalisation of n2 x n1 rows of n0 int8 codes (targets with `vector_rows`).
+
+        Element c has a factor `g[c]` and an addend `B[c]`, the same for all rows, at `params` in
+        blocks of `6 * lanes` bytes: `lanes` int32 addends, then `lanes` int16 factors, for `lanes`
+        elements each (those beyond n0 are read, and have no meaning). For each row with codes `q`:
+        `S1 = sum(q)`, `W = (n0*sum(q*q) - S1*S1)*2^8 + epsilon`, `b` the number of bits of W made
+        even upwards, `D = floor(sqrt(floor(W * 2^32 / 2^b)))`, `R = min(65535, floor(2^31 / D))`,
+        `z = ((n0*q - S1)*R) >> max(0, b/2 - 4)` (below 0 only where n0*q = S1 for the whole row),
+        `y = clamp(((z*g[c] + B[c]) >> shift) + zp, lo, hi)`, shifts being floors whatever the
+        target's rounding. `epsilon` is 1..2^50. Source and destination must not overlap unless
+        they are the same addresses with the same strides.""",
+        (
+            *_sram("src", "Source."),
+            *_sram("dst", "Result."),
+            *_sram("params", "Blocks of addends and factors."),
+            *_ROWS_SHAPE,
+            Field("epsilon", 51, "Added to 2^8 * n0^2 times the variance; 1..2^50.", default=1),
+            Field("shift", 5, "Shift of the result."),
             *_CLAMP,
         ),
     ),

@@ -16,6 +16,8 @@ from tilewright.spec.timing import pixel_blocks, share_bank
 
 MAX_BIAS_BITS = 62
 INT64_BITS = 63
+ROWS = ("vec_softmax", "vec_layer_norm")
+"""Instructions of targets with `vector_rows`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,25 @@ def table_registers(hardware: Hardware) -> int:
     return -(-256 // (4 * hardware.vector_lanes))
 
 
+def row_table_registers(hardware: Hardware) -> int:
+    """Return the V registers the table of a `vec_softmax` takes."""
+    return -(-512 // (4 * hardware.vector_lanes))
+
+
+def _rows(hardware: Hardware, name: str, f: Fields) -> Iterator[Violation]:
+    if not hardware.vector_rows:
+        yield Violation(
+            f"{name} must not be used",
+            f"target `{hardware.name}` has no `vector_rows`",
+        )
+    if name == "vec_softmax":
+        yield from _registers(hardware, "v_table", f["v_table"], row_table_registers(hardware))
+        if not f["multiplier"] >> 14:
+            yield Violation(f"multiplier must be {1 << 14}..{(1 << 15) - 1}, not {f['multiplier']}")
+    elif not 1 <= f["epsilon"] <= 1 << 50:
+        yield Violation(f"epsilon must be 1..2^50, not {f['epsilon']}")
+
+
 def _vec(hardware: Hardware, name: str, f: Fields, regions: list[Access]) -> Iterator[Violation]:
     floating = DTYPES[f.get("dtype", 0)] == "fp16"
     if f.get("dtype", 0) == DTYPES.index("int4"):
@@ -151,6 +172,8 @@ def _vec(hardware: Hardware, name: str, f: Fields, regions: list[Access]) -> Ite
                 yield Violation(f"{field} must be 1..{hardware.array_size}, not {f[field]}")
         if not f["raw"] and not floating:
             yield from _entries(hardware, f["param"], f["oc_blocks"])
+    elif name in ROWS:
+        yield from _rows(hardware, name, f)
     elif name != "vec_pool" and not floating:
         used = name != "vec_copy" or f["requantise"]
         if used and not (name == "vec_eltwise" and f["op"] >= 3):
@@ -198,7 +221,7 @@ def _written(name: str, f: Fields) -> tuple[int, tuple[tuple[int, int], ...]] | 
             return f["n0"], tuple((f[f"n{i}"], f[f"ddr_s{i}"]) for i in (1, 2, 3))
         case "dma_fill":
             return f["n0"], ((f["n1"], f["sram_s1"]), (f["n2"], f["sram_s2"]))
-        case "vec_eltwise":
+        case "vec_eltwise" | "vec_softmax" | "vec_layer_norm":
             return f["n0"] * size, ((f["n1"], f["dst_s1"]), (f["n2"], f["dst_s2"]))
         case "vec_copy":
             return size, tuple((f[f"n{i}"], f[f"dst_s{i}"]) for i in range(4))
@@ -239,7 +262,7 @@ def _once(name: str, f: Fields) -> Iterator[Violation]:
 def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
     if name == "vec_drain":
         return
-    elementwise = name in ("vec_copy", "vec_eltwise")
+    in_place = name in ("vec_copy", "vec_eltwise", *ROWS)
     for result in (region for region in regions if region.write):
         for source in (region for region in regions if not region.write):
             same = (source.address, source.run, source.dims) == (
@@ -247,7 +270,7 @@ def _overlap(name: str, regions: list[Access]) -> Iterator[Violation]:
                 result.run,
                 result.dims,
             )
-            if not (same and elementwise) and source.overlaps(result):
+            if not (same and in_place) and source.overlaps(result):
                 yield Violation(
                     f"dst (0x{result.address:x}) must not overlap {source.operand} "
                     f"(0x{source.address:x}) unless both have the same address and strides"

@@ -34,6 +34,11 @@ DMA_PIPELINE = 4
 VECTOR_PIPELINE = 1
 """What a vector takes besides `vector_latency` from its last read to its first write."""
 
+SOFTMAX_WAIT = 16
+"""From the retirement of the last vector of a row's sum to the first begun with its reciprocal."""
+LAYER_NORM_WAIT = 34
+"""The same for the root of a row's variance, its reciprocal and two products."""
+
 
 def ceil_div(value: int, unit: int) -> int:
     """Return `value / unit` rounded up."""
@@ -364,6 +369,29 @@ def _drain_timing(hardware: Hardware, f: Fields) -> VecTiming:
     )
 
 
+def _rows_timing(hardware: Hardware, name: str, f: Fields, by_name: dict[str, Access]) -> VecTiming:
+    """Passes over each row that only read it, then one that writes; a pass waits for the last."""
+    chunks, rows = ceil_div(f["n0"], hardware.vector_lanes), f["n1"] * f["n2"]
+
+    def cost(key: str) -> int:
+        dims = ((f["n1"], f[f"{key}_s1"]), (f["n2"], f[f"{key}_s2"]))
+        return _runs(hardware, by_name[key], f["n0"], 1, *dims)
+
+    read = cost("src")
+    operands = [(by_name["src"], read), (by_name["dst"], cost("dst"))]
+    waits, wait = 2, SOFTMAX_WAIT
+    if name == "vec_layer_norm":
+        waits, wait = 1, LAYER_NORM_WAIT
+        block = 6 * hardware.vector_lanes
+        alignment = _gcd(hardware.sram_word_bytes, f["params"], (chunks, block))
+        operands.append((by_name["params"], words(hardware, block, alignment)))
+    last = _vector(hardware, rows * chunks, operands)
+    before = rows * waits * (chunks * read + hardware.vector_latency + VECTOR_PIPELINE)
+    ports = [_port(by_name["src"], waits * rows * chunks * read), *last.ports]
+    cycles = before + rows * wait + last.blocks[0]
+    return VecTiming((cycles,), last.latency, _merge_ports(ports))
+
+
 def vec_timing(hardware: Hardware, name: str, f: Fields) -> VecTiming:
     """Return the timing of a vector instruction with all its fields `f`."""
     lanes, word = hardware.vector_lanes, hardware.sram_word_bytes
@@ -405,6 +433,8 @@ def vec_timing(hardware: Hardware, name: str, f: Fields) -> VecTiming:
             cost = _runs(hardware, by_name[key], f["n0"] if dense else 1, size, *outer)
             operands.append((by_name[key], cost))
         return _vector(hardware, vectors, operands)
+    if name in ("vec_softmax", "vec_layer_norm"):
+        return _rows_timing(hardware, name, f, by_name)
     vectors = f["out_h"] * f["out_w"] * ceil_div(f["n0"], lanes)
     out = ((f["out_h"], f["dst_sy"]), (f["out_w"], f["dst_sx"]))
     result = (by_name["dst"], _runs(hardware, by_name["dst"], f["n0"], size, *out))
