@@ -33,7 +33,7 @@ from tilewright.codegen.program import (
     TpuStep,
 )
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.quant import quantised, shape_of, uniform_of
+from tilewright.dialects.quant import int_list, quantised, shape_of, uniform_of
 from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.weights import WeightStore
 from tilewright.runtime.top_to_onnx import boundary_names, main_function, top_to_onnx
@@ -113,6 +113,11 @@ class _Assembly:
             if isinstance(value, StringAttr)
         }
         info = layer_bounds(self.main, self.weights, self.hardware, peaks, nests)
+        packed = self.tpu.attributes.get("half_byte_weights")
+        if isinstance(packed, DictionaryAttr):
+            for row in info:
+                if row["name"] in packed.data:
+                    row["half_bytes"], row["padding_bytes"] = int_list(packed.data[row["name"]])
         steps = self.tpu.attributes.get("steps_of")
         if isinstance(steps, DictionaryAttr):
             for row in info:

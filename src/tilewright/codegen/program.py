@@ -153,7 +153,8 @@ class Program:
     (cycles of work that needs its last weight, whichever that is), `array_floor_after`,
     `vector_floor_after`;
     `sram_bytes`; `reason` (host layers); `nest`: the layer whose loop nest it runs in, "" if that
-    is its own; `step`: the step of the plan, where it is known.
+    is its own; `step`: the step of the plan, where it is known; of layers with weights of 4 bits
+    `half_bytes`, what these take as they lie in DDR, and `padding_bytes`, what of that only aligns.
     """
 
     @property

@@ -174,6 +174,10 @@ class Report:
     """Where the cycles of all programs go, engine by engine."""
     limited: Limit = NOT_SIMULATED
     """What limits the network."""
+    half_bytes: int = 0
+    """Bytes of all weights of 4 bits as they lie in DDR, two a byte."""
+    padding_bytes: int = 0
+    """What of these only aligns rows."""
 
     @property
     def limit(self) -> str:
@@ -284,6 +288,8 @@ def make_report(
         accuracy=accuracy or [],
         spans=spans,
         limited=limit_of(spans, ddr_cycles),
+        half_bytes=sum(int(row.get("half_bytes", 0)) for row in info),
+        padding_bytes=sum(int(row.get("padding_bytes", 0)) for row in info),
     )
 
 

@@ -52,6 +52,11 @@ def summary(report: Report) -> list[str]:
         f"  DDR holds  {size(report.constants_bytes)} constants, "
         f"{size(report.workspace_bytes)} workspace (allocated)",
     ]
+    if report.half_bytes:
+        lines.append(
+            f"  4 bits     {size(report.half_bytes)} of weights, {size(report.padding_bytes)} "
+            f"({report.padding_bytes / report.half_bytes:.1%}) of it alignment (allocated)"
+        )
     on_host = sum(len(step["layers"]) for step in report.host)
     if on_host:
         reasons = "; ".join(dict.fromkeys(str(step["reason"]) for step in report.host))

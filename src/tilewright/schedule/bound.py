@@ -19,7 +19,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import f16, i32
 from xdsl.ir import Operation, SSAValue
 
-from tilewright.dialects.quant import shape_of
+from tilewright.dialects.quant import i4, shape_of
 from tilewright.ir.weights import WeightStore
 from tilewright.schedule.mapping import Mapping, Reduction, best_mapping, maxima, product_cycles
 from tilewright.schedule.reach import (
@@ -373,11 +373,13 @@ class Traffic:
         array = self.weights.get(name)
         if index != 1 or kind not in ("conv", "linear"):
             return array.nbytes
-        size = array.size * min(array.itemsize, _item_bytes(op.operands[0]))
+        count = array.size
         if kind == "conv":
             taps = prod(array.shape[2:])
-            size = size // taps * live_taps(op)
-        return size
+            count = count // taps * live_taps(op)
+        if getattr(op.operands[1].type, "element_type", None) == i4:
+            return -(-count // 2)
+        return count * min(array.itemsize, _item_bytes(op.operands[0]))
 
 
 def _read(op: Operation, value: SSAValue) -> int:

@@ -203,6 +203,15 @@ class ConvForm:
         """Weight rows of one output-channel block."""
         return self.kernel_steps * (1 if self.diagonal else self.vector)
 
+    @property
+    def filled_bytes(self) -> int:
+        """Bytes of the packed weights without those that only keep rows and blocks apart.
+
+        Zeros among which weights are embedded count: the array multiplies by them.
+        """
+        weights = self.parts * self.weight_rows * self.part_out_channels
+        return self.row_bytes(weights)
+
     def piece_rows(self, hardware: Hardware, rows: int, columns: int) -> int:
         """Return the rows that one instruction takes of what is gathered for it: a block's."""
         most = max(1, hardware.accumulator_rows // columns)

@@ -25,6 +25,8 @@ class ConstantSegment:
         self._size = 0
         self._by_content: dict[bytes, int] = {}
         self._by_key: dict[tuple[object, ...], tuple[int, int]] = {}
+        self.half_bytes: dict[str, tuple[int, int]] = {}
+        """Of layers with weights of 4 bits: bytes of their tiles, and bytes no weight fills."""
 
     def lookup(self, key: tuple[object, ...]) -> tuple[int, int] | None:
         """Return offset and size of what was added under `key`, if anything."""
@@ -43,6 +45,12 @@ class ConstantSegment:
             self._size += padded
         self._by_key[key] = (offset, flat.size)
         return self._by_key[key]
+
+    def count_half_bytes(self, layer: str, form: ConvForm, size: int) -> None:
+        """Take note of a tile of a layer's weights of 4 bits, `size` bytes as it lies in DDR."""
+        before = self.half_bytes.get(layer, (0, 0))
+        padding = size - form.filled_bytes
+        self.half_bytes[layer] = (before[0] + size, before[1] + padding)
 
     def content(self) -> Bytes:
         """Return the whole segment."""

@@ -381,6 +381,8 @@ class Evaluator:
                 found = emitter.constants.add(
                     key, pack_weights(form, self._constant_array(source), pitch)
                 )
+                if form.half_bytes:
+                    emitter.constants.count_half_bytes(layer_of(op), form, found[1])
         elif role == "bias":
             self._load_parameters(op, source, tile)
             return

@@ -8,6 +8,7 @@ affine level"). After: `tpu.program @tpu_k`, and on the module
 - `tensors = {name = {offset, shape}}`: where every DDR tensor lies in the workspace. Tensors that
   are not alive together share bytes;
 - `sram_bytes = {layer = bytes}`;
+- `half_byte_weights = {layer = [bytes, bytes of padding]}`: of layers with weights of 4 bits;
 - `members = {layer = layer}`: layers that run in the nest of another one;
 - `steps_of = {layer = step}`: the step of the plan that a nest is part of, all programs counted on.
 
@@ -18,7 +19,7 @@ Every instruction touches addresses only; the order between engines is derived f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from xdsl.context import Context
@@ -58,6 +59,8 @@ from tilewright.transforms.tpu.views import DdrBuffer, View, whole
 
 CONSTANTS = "tpu.constants"
 """Name of the constants segment in the weight store."""
+MUCH_PADDING = 0.05
+"""A program whose weights of 4 bits are more than this part padding gets a warning."""
 
 
 @dataclass
@@ -150,6 +153,7 @@ class _Lowering:
             self._count_steps(function)
             self._replace(function, emitter, base)
         self._attributes(offsets, total)
+        self._report_padding(constants.half_bytes)
         # What is left is the host's part; its order and the programs' stays as a list of names.
         rest = [item for item in self.module.body.block.ops if isinstance(item, func.FuncOp)]
         for item in rest:
@@ -256,6 +260,43 @@ class _Lowering:
         for layer, step in steps.data.items():
             if isinstance(step, IntegerAttr):
                 self.steps[layer] = IntegerAttr(before + step.value.data, i64)
+
+    def _report_padding(self, packed: Mapping[str, tuple[int, int]]) -> None:
+        """Note how much of the weights of 4 bits is padding: rows take whole bytes, four at least.
+
+        Rows of a block with fewer channels than the array has columns are as long as the others.
+        """
+        if not packed:
+            return
+        self.module.attributes["half_byte_weights"] = DictionaryAttr(
+            {
+                layer: ArrayAttr(IntegerAttr(size, i64) for size in sizes)
+                for layer, sizes in packed.items()
+            }
+        )
+        stage = LowerAffineToTpuPass.name
+        for layer, (size, padding) in packed.items():
+            self.context.decide(
+                layer,
+                stage,
+                True,
+                f"weights of 4 bits take {size} bytes, {padding} of them ({padding / size:.1%}) "
+                "alignment padding",
+                bytes=size,
+                padding_bytes=padding,
+            )
+        size, padding = (sum(sizes) for sizes in zip(*packed.values(), strict=True))
+        if padding <= MUCH_PADDING * size:
+            return
+        most = sorted(packed, key=lambda layer: -packed[layer][1])[:3]
+        reason = (
+            f"{padding / size:.1%} of the weights of 4 bits ({padding} of {size} bytes) is "
+            f"alignment padding, most in {', '.join(most)}"
+        )
+        program = next(
+            op.sym_name.data for op in self.module.body.block.ops if isinstance(op, ProgramOp)
+        )
+        self.context.decide(program, stage, False, reason, warning=reason)
 
     def _workspace_names(self, function: func.FuncOp, key: str) -> list[str]:
         return [name for name in _names(function, key) if name not in self.context.weights]
