@@ -27,11 +27,11 @@ def reciprocal(mult: int, divisor: Wide) -> Wide:
 
 
 def softmax(
-    q: Codes, table: npt.NDArray[np.uint16], mult: int, shift: int, zp: int, lo: int, hi: int
+    q: Codes, table: npt.NDArray[np.int16], mult: int, shift: int, zp: int, lo: int, hi: int
 ) -> Codes:
-    """Return the softmax of every row of `q[..., n]`, as codes."""
+    """Return the softmax of every row of `q[..., n]`; entries of the table are unsigned."""
     wide = q.astype(np.int64)
-    power = table.astype(np.int64)[wide.max(axis=-1, keepdims=True) - wide]
+    power = table.view(np.uint16).astype(np.int64)[wide.max(axis=-1, keepdims=True) - wide]
     total = power.sum(axis=-1, keepdims=True)
     bits = bit_length(total)
     scale = reciprocal(mult, total << (32 - bits))
@@ -58,7 +58,9 @@ def layer_norm(
     spread = ((count * squares - total * total) << np.int64(8)) + epsilon
     bits = bit_length(spread)
     bits += bits & 1
-    normal = np.where(bits <= 32, spread << (32 - np.minimum(bits, 32)), spread >> np.maximum(bits - 32, 0))
+    normal = np.where(
+        bits <= 32, spread << (32 - np.minimum(bits, 32)), spread >> np.maximum(bits - 32, 0)
+    )
     root = np.vectorize(math.isqrt, otypes=[np.int64])(normal)
     scale = reciprocal(2**15, root << np.int64(16))
     normalised = ((count * wide - total) * scale) >> np.maximum((bits >> 1) - 4, 0)

@@ -30,10 +30,13 @@ MAX_ROW_SHIFT = 31
 """Largest final shift of a layer normalisation."""
 
 
-def exponential_table(input_scale: float) -> npt.NDArray[np.uint16]:
-    """Return the 256 entries `round(65535 * exp(-d * input_scale))`."""
+def exponential_table(input_scale: float) -> npt.NDArray[np.int16]:
+    """Return the 256 entries `round(65535 * exp(-d * input_scale))`.
+
+    They are unsigned; their bits are stored as int16, as all levels know no unsigned types.
+    """
     steps = np.arange(256, dtype=np.float64)
-    return np.rint(TABLE_UNIT * np.exp(-steps * input_scale)).astype(np.uint16)
+    return np.rint(TABLE_UNIT * np.exp(-steps * input_scale)).astype(np.uint16).view(np.int16)
 
 
 def softmax_multiplier(output_scale: float) -> tuple[int, int]:
@@ -50,7 +53,7 @@ def softmax_multiplier(output_scale: float) -> tuple[int, int]:
         raise TilewrightError(
             "E0304",
             f"a softmax whose result has scale {output_scale:.6g} has no integer form",
-            [f"legal are scales from 2^-15 to 2; probabilities of 8 bits want {1 / 256:.6g}"],
+            [f"legal are scales from 2^-14 to 1; probabilities of 8 bits want {1 / 256:.6g}"],
         )
     return mult, shift
 

@@ -92,9 +92,7 @@ def lower_layer_norm(emit: Emitter, op: Operation, operands: list[SSAValue]) -> 
 
     def spread(body: Body) -> SSAValue:
         total, squares = (body.extend(value, i64) for value in body.args[:2])
-        value = body.minus(
-            body.times(squares, body.constant(count, i64)), body.times(total, total)
-        )
+        value = body.minus(body.times(squares, body.constant(count, i64)), body.times(total, total))
         value = _shift_left(body, value, body.constant(8, i64))
         return body.plus(value, body.constant(epsilon, i64))
 
@@ -160,9 +158,7 @@ class _Passes:
         )
         return tag(result, "row", {})
 
-    def each(
-        self, inputs: Sequence[SSAValue], kind: IntegerType, body: BodyFunction
-    ) -> SSAValue:
+    def each(self, inputs: Sequence[SSAValue], kind: IntegerType, body: BodyFunction) -> SSAValue:
         """Append an op on numbers of rows."""
         identity = AffineMap.identity(len(self.shape) - 1)
         pairs = [(value, identity) for value in inputs]

@@ -75,7 +75,7 @@ def scale_refusal(emit: Emitter, op: Operation) -> str | None:
         return None
     target = emit.scales.of(op.results[0]).step
     if op.name == "top.softmax":
-        return None if 2.0**-15 < target <= 1.0 else f"its result has scale {target:.6g}"
+        return None if 2.0**-14 <= target <= 1.0 else f"its result has scale {target:.6g}"
     gamma, beta = _affine(emit, op)
     if not np.isfinite(gamma).all() or not np.isfinite(beta).all():
         return "its scale or bias is not finite"
