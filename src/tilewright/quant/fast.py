@@ -14,7 +14,7 @@ session.update()                                  # reads the constants again
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -46,6 +46,8 @@ class Segment:
         weights: WeightStore,
         inputs: Mapping[SSAValue, bool],
         outputs: Sequence[SSAValue],
+        *,
+        unclamped: Collection[Operation] = frozenset(),
         threads: int = 0,
     ) -> None:
         """Make the operations one ONNX model.
@@ -55,6 +57,8 @@ class Segment:
             weights: their constants.
             inputs: values that are given, and whether they are given channels first.
             outputs: values that are wanted.
+            unclamped: float operations (`top.conv`, `top.linear`, `top.matmul`) whose fused clamps
+                are left out.
             threads: threads inside an operation; 0 takes all cores.
 
         Raises:
@@ -62,7 +66,7 @@ class Segment:
         """
         from tilewright.quant.fast_nodes import FastGraph
 
-        graph = FastGraph(weights)
+        graph = FastGraph(weights, unclamped)
         self._feeds: dict[SSAValue, str] = {}
         for index, (value, planar) in enumerate(inputs.items()):
             self._feeds[value] = f"in{index}"
@@ -188,7 +192,7 @@ class FastSession:
             wanted = [*self._results, *(self._layers[name] for name in layers)]
             given: dict[SSAValue, bool] = dict.fromkeys(self.main.body.block.args, False)
             self._segments[layers] = Segment(
-                self._ops, self.weights, given, list(dict.fromkeys(wanted)), self._threads
+                self._ops, self.weights, given, list(dict.fromkeys(wanted)), threads=self._threads
             )
         segment = self._segments[layers]
         return {
@@ -239,7 +243,7 @@ def _is_sum(value: SSAValue) -> bool:
 
     return (
         isinstance(value.owner, Operation)
-        and value.owner.name == "quant.linear"
+        and value.owner.name in ("quant.linear", "quant.matmul")
         and str(getattr(value.type, "element_type", "")) == "i32"
     )
 

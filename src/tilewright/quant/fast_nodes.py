@@ -11,7 +11,7 @@ close to a tie can come out one code off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +58,12 @@ class Form:
 class FastGraph:
     """The ONNX graph being made; `add` takes the operations in order."""
 
-    def __init__(self, weights: WeightStore) -> None:
+    def __init__(
+        self, weights: WeightStore, unclamped: Collection[Operation] = frozenset()
+    ) -> None:
+        """Begin an empty graph; the clamps of the float operations `unclamped` are left out."""
         self.weights = weights
+        self.unclamped = unclamped
         self.graph = Exporter(weights, external=True)
         self.forms: dict[SSAValue, Form] = {}
         self.fixed: set[str] = set()
@@ -269,6 +273,8 @@ class FastGraph:
 
     def _matmul(self, op: Operation) -> Form:
         product = self.graph.emit("MatMul", [self.actual(value) for value in op.operands])
+        if uniform_of(op.results[0]) is None:
+            return Form(self.moved(product, float(Attrs(op.attributes).integer("bias"))), False)
         return self._single_bias(op, False, product)
 
     def _single_bias(self, op: Operation, planar: bool, total: str, centre: float = 0.0) -> Form:
@@ -460,16 +466,17 @@ class FastGraph:
             ins, planar = [self.image(op, values[0]), *map(self.actual, values[1:])], True
         else:
             ins = [self.actual(value) for value in values]
-        if planar:
-            self._channels_first(op, kind, ins, outs)
+        if planar or op in self.unclamped:
+            self._directly(op, kind, ins, outs)
         else:
             export_op(self.graph, op, ins, outs)
         for value, name in zip(op.results, outs, strict=True):
             self.forms[value] = Form(name, planar)
 
-    def _channels_first(self, op: top.TopOp, kind: str, ins: list[str], outs: list[str]) -> None:
+    def _directly(self, op: top.TopOp, kind: str, ins: list[str], outs: list[str]) -> None:
+        """Emit an operation whose operands have the channels where ONNX wants them."""
         attrs = op.attrs
-        clamped = "clamp_min" in attrs or "clamp_max" in attrs
+        clamped = ("clamp_min" in attrs or "clamp_max" in attrs) and op not in self.unclamped
         raw = [self.graph.unique(f"{outs[0]}.unclamped")] if clamped else outs
         HANDLERS[kind](self.graph, op, ins, raw)
         if clamped:

@@ -1,0 +1,402 @@
+"""One layer of the step `improve`: sampling its inputs and targets, fitting, and checking the fit.
+
+Everything is in units of the accumulator: a target is the float layer's result before its clamp,
+divided by `s_in * s_w[channel]`; inputs are codes less their zero point, so that zero padding is
+zero. The stored bias is then `b - za * sum(q) + t`, `t` the term of truncating targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.quant.parameters import BIAS_LIMIT, prove_accumulator, truncation_term
+from tilewright.quant.reconstruct import Moments, fit_codes
+
+if TYPE_CHECKING:
+    from xdsl.ir import Operation
+
+    from tilewright.ir.weights import WeightStore
+
+Array = npt.NDArray[Any]
+FloatArray = npt.NDArray[np.float64]
+
+MOST_POSITIONS = 16384
+"""Positions of a dense layer that are looked at, over all samples."""
+
+FEW_POSITIONS = 6144
+"""The same for depthwise layers, which have few weights a channel."""
+
+CHUNK_BYTES = 96 << 20
+"""Unfolded inputs held at once."""
+
+HELD_OUT = 4
+"""Every so many samples one takes no part in the fit, and judges it."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the inputs of one output position lie; a linear layer is one position a row."""
+
+    kernel: tuple[int, int] = (1, 1)
+    strides: tuple[int, int] = (1, 1)
+    pads: tuple[int, int, int, int] = (0, 0, 0, 0)
+    dilations: tuple[int, int] = (1, 1)
+    group: int = 1
+
+    @staticmethod
+    def of(op: Operation) -> Geometry:
+        """Read a `quant.conv` or `quant.linear`."""
+        from tilewright.dialects.quant import shape_of
+        from tilewright.dialects.top.base import Attrs
+
+        if op.name != "quant.conv":
+            return Geometry()
+        attrs, shape = Attrs(op.attributes), shape_of(op.operands[1])
+        strides, pads, dilations = (attrs.ints(key) for key in ("strides", "pads", "dilations"))
+        return Geometry(
+            (shape[2], shape[3]),
+            (strides[0], strides[1]),
+            (pads[0], pads[1], pads[2], pads[3]),
+            (dilations[0], dilations[1]),
+            attrs.integer("group"),
+        )
+
+    def columns(
+        self, x: Array, size: tuple[int, int], positions: npt.NDArray[np.int64], part: slice
+    ) -> Array:
+        """Return `[C, kernel, P]`, what output positions read of some channels of `x[N, C, H, W]`.
+
+        Args:
+            x: codes less their zero point.
+            size: output height and width.
+            positions: indices into `[N, height, width]` of the output.
+            part: the channels that are wanted.
+        """
+        top, left, bottom, right = self.pads
+        wanted = x[:, part]
+        if any(self.pads):
+            wanted = np.pad(wanted, ((0, 0), (0, 0), (top, bottom), (left, right)))
+        batch, channels, height, width = wanted.shape
+        flat = wanted.transpose(1, 0, 2, 3).reshape(channels, batch * height * width)
+        image, rest = np.divmod(positions, size[0] * size[1])
+        row, column = np.divmod(rest, size[1])
+        base = (image * height + row * self.strides[0]) * width + column * self.strides[1]
+        taps: list[Array] = []
+        for i in range(self.kernel[0]):
+            for j in range(self.kernel[1]):
+                offset = i * self.dilations[0] * width + j * self.dilations[1]
+                taps.append(flat.take(base + offset, axis=1))
+        return taps[0][:, None] if len(taps) == 1 else np.stack(taps, axis=1)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What a quantised layer and its float twin are made of."""
+
+    name: str
+    weight_name: str
+    bias_name: str
+    weight: npt.NDArray[np.int8]
+    """Codes, output channel first."""
+    bias: npt.NDArray[np.int64]
+    """Biases as stored."""
+    real: FloatArray
+    """Float weights in code steps, shaped as `weight`."""
+    unit: FloatArray
+    """Real value of one step of each channel's accumulator."""
+    zero: int
+    """Zero point of the input."""
+    term: npt.NDArray[np.int64]
+    """What a truncating target adds to each bias."""
+    low: FloatArray
+    """Accumulator (with bias) below which the result is the least code; may be -inf."""
+    high: FloatArray
+    limit: int
+    """Codes are `-limit..limit`."""
+
+    @staticmethod
+    def read(
+        op: Operation, twin: Operation, weights: WeightStore, floats: WeightStore
+    ) -> Layer | None:
+        """Read a layer; None where its float weights do not fit its codes."""
+        from tilewright.dialects.quant import quantised, uniform_of
+        from tilewright.dialects.top.base import Attrs
+
+        attrs = Attrs(op.attributes)
+        names = [_constant_name(op.operands[index]) for index in range(1, 5)]
+        weight, bias, mult, shift = (weights.get(name) for name in names)
+        source, target = quantised(op.operands[0]), uniform_of(op.results[0])
+        term = np.zeros(weight.shape[0], np.int64)
+        if target is None:
+            if "weight_scale" not in op.attributes:
+                return None
+            scale = weights.get(attrs.string("weight_scale")).astype(np.float64)
+            low, high = np.full(len(scale), -np.inf), np.full(len(scale), np.inf)
+        else:
+            factor = mult.astype(np.float64) / 2.0 ** shift.astype(np.float64)
+            if not (factor > 0).all():
+                return None
+            scale = factor * target.step / source.step
+            low = (attrs.integer("lo") - target.zero) / factor
+            high = (attrs.integer("hi") - target.zero) / factor
+            if attrs.string("rounding") == "truncate" and attrs.integer("zp") != target.zero:
+                term = np.array(
+                    [
+                        truncation_term(names[0], int(m), int(s))
+                        for m, s in zip(mult, shift, strict=True)
+                    ],
+                    np.int64,
+                )
+        real = floats.get(_constant_name(twin.operands[1])).astype(np.float64)
+        if twin.name == "top.matmul":
+            real = real.T
+        if real.shape != weight.shape or not (scale > 0).all():
+            return None
+        limit = 7 if attrs.integer("weight_bits", 8) == 4 else 127
+        return Layer(
+            _layer(op),
+            names[0],
+            names[1],
+            weight,
+            bias.astype(np.int64),
+            real / scale.reshape(-1, *([1] * (weight.ndim - 1))),
+            scale * source.step,
+            source.zero,
+            term,
+            low,
+            high,
+            limit,
+        )
+
+
+@dataclass(frozen=True)
+class Change:
+    """What came of a layer."""
+
+    weight: npt.NDArray[np.int8]
+    bias: npt.NDArray[np.int32]
+    before: float
+    """Error behind the clamp on held out samples as a share of the targets' variance."""
+    after: float
+    channels: int
+    """Output channels that changed."""
+
+
+def fit_layer(
+    layer: Layer,
+    geometry: Geometry,
+    inputs: Sequence[Array],
+    targets: Sequence[Array],
+    *,
+    learned: bool,
+    sweeps: int,
+    seed: int,
+) -> Change:
+    """Fit a layer's codes and biases to its targets.
+
+    Args:
+        layer: the layer as it is.
+        geometry: how its inputs are read.
+        inputs: of every sample, codes less their zero point: `[N, C, H, W]` or `[rows, C]`.
+        targets: of every sample, what the float layer gives before its clamp, likewise.
+        learned: whether codes may change; otherwise only biases.
+        sweeps: of the coordinate descent, at most.
+        seed: of the choice of positions.
+
+    Raises:
+        TilewrightError: E0302, an accumulator could overflow.
+    """
+    images = [x if x.ndim == 4 else x[:, :, None, None] for x in inputs]
+    wanted = [y if y.ndim == 4 else y[:, :, None, None] for y in targets]
+    size = (wanted[0].shape[2], wanted[0].shape[3])
+    group = geometry.group
+    outputs, depth = layer.weight.shape[0] // group, int(np.prod(layer.weight.shape[1:]))
+    inner = images[0].shape[1] // group
+    places = _positions(wanted, depth, group, seed)
+    total = sum(len(place) for place in places)
+    judged = np.concatenate(
+        [np.full(len(place), i % HELD_OUT == HELD_OUT - 1) for i, place in enumerate(places)]
+    )
+    owner = np.concatenate([np.full(len(place), i) for i, place in enumerate(places)])
+    shape = (group, outputs, depth)
+    codes = layer.weight.reshape(shape).astype(np.float64)
+    real = layer.real.reshape(shape)
+    bias = layer.bias + layer.zero * layer.weight.reshape(len(layer.bias), -1).sum(
+        axis=1, dtype=np.int64
+    )
+    biases = (bias - layer.term).astype(np.float64).reshape(group, outputs)
+    unit, low, high = (
+        array.reshape(group, outputs) for array in (layer.unit, layer.low, layer.high)
+    )
+    new_codes, new_biases = codes.copy(), biases.copy()
+    before = after = spread = 0.0
+    step = max(1, min(group, CHUNK_BYTES // (4 * depth * total)))
+    for first in range(0, group, step):
+        part = slice(first, min(group, first + step))
+        count = part.stop - first
+        channels = slice(first * inner, part.stop * inner)
+        x = np.concatenate(
+            [
+                geometry.columns(image, size, place, channels)
+                for image, place in zip(images, places, strict=True)
+            ],
+            axis=2,
+        )
+        x = x.reshape(count, depth, total).astype(np.float32)
+        rows = slice(first * outputs, part.stop * outputs)
+        y = np.concatenate(
+            [_taken(target, place, rows) for target, place in zip(wanted, places, strict=True)],
+            axis=1,
+        ).reshape(count, outputs, total)
+        y = (y / unit[part][..., None]).astype(np.float32)
+        problem = _Part(x, y, judged, owner, low[part], high[part])
+        result = problem.solve(
+            codes[part], biases[part], real[part], layer.limit, sweeps if learned else 0
+        )
+        new_codes[part], new_biases[part] = result.codes, result.biases
+        # Back in real units, so that channels can be added up.
+        square = unit[part] ** 2
+        before += float((result.before * square).sum())
+        after += float((result.after * square).sum())
+        spread += float((result.spread * square).sum())
+    return _stored(layer, new_codes, new_biases, before, after, spread)
+
+
+def _stored(
+    layer: Layer,
+    codes: FloatArray,
+    biases: FloatArray,
+    before: float,
+    after: float,
+    spread: float,
+) -> Change:
+    """Return codes and biases as the quant level stores them; what does not fit stays as it was."""
+    channels = len(layer.bias)
+    weight = codes.reshape(layer.weight.shape).astype(np.int8)
+    sums = weight.reshape(channels, -1).sum(axis=1, dtype=np.int64)
+    whole = np.rint(biases.reshape(channels)).astype(np.int64) - layer.zero * sums + layer.term
+    wrong = np.abs(whole) > BIAS_LIMIT
+    weight[wrong], whole[wrong] = layer.weight[wrong], layer.bias[wrong]
+    prove_accumulator(layer.name, weight.reshape(channels, -1).astype(np.int64), whole)
+    flat = (weight != layer.weight).reshape(channels, -1).any(axis=1) | (whole != layer.bias)
+    least = max(spread, 1e-30)
+    return Change(weight, whole.astype(np.int32), before / least, after / least, int(flat.sum()))
+
+
+@dataclass(frozen=True)
+class _Result:
+    codes: FloatArray
+    biases: FloatArray
+    before: FloatArray
+    """Mean squared error `[group, O]` behind the clamp, held out."""
+    after: FloatArray
+    spread: FloatArray
+    """Variance of the targets behind the clamp."""
+
+
+class _Part:
+    """Some groups of a layer, sampled: `x[group, K, N]`, `y[group, O, N]`."""
+
+    def __init__(
+        self,
+        x: npt.NDArray[np.float32],
+        y: npt.NDArray[np.float32],
+        judged: npt.NDArray[np.bool_],
+        owner: npt.NDArray[np.int64],
+        low: FloatArray,
+        high: FloatArray,
+    ) -> None:
+        self.fit = (x[:, :, ~judged], y[:, :, ~judged])
+        self.held = (x[:, :, judged], y[:, :, judged])
+        self.owner = owner[~judged]
+        self.low, self.high = low[..., None], high[..., None]
+
+    def solve(
+        self, codes: FloatArray, biases: FloatArray, real: FloatArray, limit: int, sweeps: int
+    ) -> _Result:
+        """Return the best of: what was, the same with a new bias, new codes with a new bias."""
+        candidates = [(codes, biases), (codes, self.bias_of(codes, biases))]
+        if sweeps:
+            moments = Moments.of(*self.fit)
+            fitted = fit_codes(codes, real, moments, limit=limit, sweeps=sweeps)
+            # The bias that takes back the mean error, as far as it is certain.
+            plain = biases + np.einsum("gok,gk->go", codes - fitted, moments.mean_x)
+            candidates.append((fitted, self.bias_of(fitted, plain)))
+        wanted = np.clip(self.held[1], self.low, self.high)
+        spread = wanted.var(axis=2, dtype=np.float64)
+        before = least = self.judge(*candidates[0], wanted)
+        best = candidates[0]
+        for candidate in candidates[1:]:
+            error = self.judge(*candidate, wanted)
+            better = error < least
+            least = np.where(better, error, least)
+            best = (
+                np.where(better[..., None], candidate[0], best[0]),
+                np.where(better, candidate[1], best[1]),
+            )
+        return _Result(best[0], best[1], before, least, spread)
+
+    def judge(self, codes: FloatArray, biases: FloatArray, wanted: Array) -> FloatArray:
+        """Return the mean squared error behind the clamp on the samples held out."""
+        got = codes.astype(np.float32) @ self.held[0] + biases[..., None].astype(np.float32)
+        np.clip(got, self.low, self.high, out=got)
+        got -= wanted
+        return np.einsum("gon,gon->go", got, got, dtype=np.float64) / max(1, got.shape[2])
+
+    def bias_of(self, codes: FloatArray, biases: FloatArray) -> FloatArray:
+        """Return `biases` and the mean error that is left, as far as the samples agree on it.
+
+        With `e` the mean over samples and `v` its variance (that of the samples' own means over
+        their number), `e^2 / (e^2 + v)` of it is taken.
+        """
+        x, y = self.fit
+        starts = np.flatnonzero(np.r_[True, self.owner[1:] != self.owner[:-1]])
+        sizes = np.diff(np.r_[starts, len(self.owner)])
+        mean_x = np.add.reduceat(x, starts, axis=2, dtype=np.float64) / sizes
+        mean_y = np.add.reduceat(y, starts, axis=2, dtype=np.float64) / sizes
+        apart = mean_y - codes @ mean_x - biases[..., None]
+        mean = apart.mean(axis=2)
+        if len(starts) < 2:
+            return biases
+        doubt = apart.var(axis=2, ddof=1) / len(starts)
+        return biases + mean * mean**2 / np.maximum(mean**2 + doubt, 1e-30)
+
+
+def _positions(
+    targets: Sequence[Array], depth: int, group: int, seed: int
+) -> list[npt.NDArray[np.int64]]:
+    """Return for each sample which output positions are looked at, sorted."""
+    most = MOST_POSITIONS if group == 1 else FEW_POSITIONS
+    # More inputs than fit in memory at once are not unfolded for one group.
+    most = max(256, min(most, CHUNK_BYTES // (4 * depth)))
+    share = max(1, most // len(targets))
+    rng = np.random.default_rng(seed)
+    found: list[npt.NDArray[np.int64]] = []
+    for target in targets:
+        count = target.shape[0] * target.shape[2] * target.shape[3]
+        if count <= share:
+            found.append(np.arange(count))
+        else:
+            found.append(np.sort(rng.choice(count, share, replace=False)))
+    return found
+
+
+def _taken(target: Array, place: npt.NDArray[np.int64], rows: slice) -> Array:
+    """Return `[O, P]`: some channels of `target[N, O, H, W]` at flat positions."""
+    part = target[:, rows].transpose(1, 0, 2, 3)
+    return part.reshape(part.shape[0], -1).take(place, axis=1)
+
+
+def _constant_name(value: Any) -> str:
+    return _layer(value.owner)
+
+
+def _layer(op: Operation) -> str:
+    from tilewright.quant.graph import layer_of
+
+    return layer_of(op)

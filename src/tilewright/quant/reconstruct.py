@@ -1,0 +1,197 @@
+"""Weight codes that reproduce what a float layer gives, found from second moments.
+
+For one output channel let `c` be the codes a layer reads (less their zero point), `q` its weight
+codes, `b` its bias, and `y` what the float layer gives, in units of the channel's accumulator
+(`y / (s_in * s_w)`). Its mean squared error is
+
+    E[(y - q c - b)^2] = d H d - 2 g d + const,   d = q - w / s_w,  H = cov(c, c),
+                                                  g = cov(y - (w / s_w) c, c)
+
+once `b` takes the mean, `b = E[y] - q E[c]`. `g` is what the layers before this one make wrong and
+these codes can still correct. Few samples know few directions well: `H` is given a share of its
+mean diagonal (`damping`), which draws `d` to zero where nothing is known, and `g` a factor.
+
+`settle` rounds the weights one after another, each error made up for by those that follow;
+`descend` then changes single codes, each to the best for the others as they are, so that the error
+never rises. The better of the two starts (nearest codes, settled codes) is kept for each channel.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.quant.reconstruct_kernel import descend_rows, settle_rows
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass
+class Moments:
+    """First and second moments of a layer's inputs and targets, for every group of channels."""
+
+    count: int
+    """Positions seen."""
+    mean_x: FloatArray
+    """`[group, K]`: mean of the input codes less their zero point."""
+    mean_y: FloatArray
+    """`[group, O]`: mean of the targets."""
+    xx: FloatArray
+    """`[group, K, K]`: covariance of the inputs."""
+    yx: FloatArray
+    """`[group, O, K]`: covariance of targets and inputs."""
+    yy: FloatArray
+    """`[group, O]`: variance of the targets."""
+
+    @staticmethod
+    def of(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> Moments:
+        """Return the moments of `x[group, K, N]` and `y[group, O, N]`."""
+        count = x.shape[2]
+        mean_x = x.mean(axis=2, dtype=np.float64)
+        mean_y = y.mean(axis=2, dtype=np.float64)
+        left = x - mean_x[..., None].astype(np.float32)
+        right = y - mean_y[..., None].astype(np.float32)
+        turned = left.transpose(0, 2, 1)
+        return Moments(
+            count,
+            mean_x,
+            mean_y,
+            (left @ turned).astype(np.float64) / count,
+            (right @ turned).astype(np.float64) / count,
+            np.einsum("gon,gon->go", right, right, dtype=np.float64) / count,
+        )
+
+
+def errors(codes: FloatArray, bias: FloatArray, moments: Moments) -> FloatArray:
+    """Return the mean squared error `[group, O]` of codes `[group, O, K]` and biases `[group, O]`.
+
+    It is exact for the positions the moments are of, up to float64's rounding.
+    """
+    shift = bias + np.einsum("gok,gk->go", codes, moments.mean_x) - moments.mean_y
+    spread = np.einsum("gok,gok->go", codes @ moments.xx, codes)
+    return spread - 2 * np.einsum("gok,gok->go", codes, moments.yx) + moments.yy + shift**2
+
+
+def fit_codes(
+    start: FloatArray,
+    real: FloatArray,
+    moments: Moments,
+    *,
+    limit: int,
+    damping: float = 0.01,
+    trust: float = 1.0,
+    sweeps: int = 4,
+) -> FloatArray:
+    """Return codes `[group, O, K]` that lower the error of `start` on the moments' positions.
+
+    Args:
+        start: codes to begin with.
+        real: the float weights in units of a code step.
+        moments: of the layer's inputs (codes) and targets (in accumulator units).
+        limit: codes are `-limit..limit`.
+        damping: share of the mean diagonal of the second moments that is added to it.
+        trust: factor of the covariance of inputs and what earlier layers made wrong.
+        sweeps: how often every code is visited, at most.
+    """
+    result = np.empty_like(start)
+    for group in range(start.shape[0]):
+        hessian = moments.xx[group].copy()
+        size = hessian.shape[0]
+        base = float(np.trace(hessian)) / max(size, 1)
+        if base <= 0:
+            result[group] = start[group]
+            continue
+        hessian[np.diag_indices(size)] += damping * base
+        goal = trust * (moments.yx[group] - real[group] @ moments.xx[group])
+        found = descend(start[group], real[group], hessian, goal, limit, sweeps)
+        if size > 1:
+            other = settle(real[group], hessian, goal, limit)
+            other = descend(other, real[group], hessian, goal, limit, sweeps)
+            better = loss(other, real[group], hessian, goal) < loss(
+                found, real[group], hessian, goal
+            )
+            found = np.where(better[:, None], other, found)
+        result[group] = found
+    return result
+
+
+def loss(codes: FloatArray, real: FloatArray, hessian: FloatArray, goal: FloatArray) -> FloatArray:
+    """Return `d H d - 2 g d` of every row, `d = codes - real`."""
+    apart = codes - real
+    return np.einsum("ok,ok->o", apart @ hessian - 2 * goal, apart)
+
+
+def descend(
+    codes: FloatArray,
+    real: FloatArray,
+    hessian: FloatArray,
+    goal: FloatArray,
+    limit: int,
+    sweeps: int,
+) -> FloatArray:
+    """Return codes `[O, K]` after coordinate descent on `d H d - 2 g d`; no row's loss rises.
+
+    Args:
+        codes: whole numbers of magnitude at most `limit`, where it begins.
+        real: the float weights in code steps.
+        hessian: `H`, symmetric, its diagonal not negative.
+        goal: `g`, `[O, K]`.
+        limit: codes are `-limit..limit`.
+        sweeps: how often every code is visited, at most.
+    """
+    moved = np.ascontiguousarray(codes, np.float64).copy()
+    slope = np.ascontiguousarray((moved - real) @ hessian - goal)
+    descend_rows(moved, slope, np.ascontiguousarray(hessian), float(limit), sweeps)
+    return moved
+
+
+def settle(real: FloatArray, hessian: FloatArray, goal: FloatArray, limit: int) -> FloatArray:
+    """Return codes rounded one after another, each error made up for by the weights that follow.
+
+    The weights begin at the minimum over the reals, `real + goal / H`. With `U` the upper Cholesky
+    factor of `1 / H`, rounding weight `k` by `e` moves the best of weight `j > k` by
+    `e * U[k, j] / U[k, k]`.
+    """
+    size = hessian.shape[0]
+    # The most certain inputs first: what is left over goes to those that matter least.
+    order = np.argsort(-np.diag(hessian), kind="stable")
+    turned = hessian[np.ix_(order, order)]
+    inverse = np.linalg.inv(turned)
+    # Symmetric to the last bit, and positive definite in spite of rounding.
+    inverse = (inverse + inverse.T) / 2
+    upper = _cholesky(inverse)
+    if upper is None:
+        return np.clip(np.rint(real), -limit, limit)
+    weights = np.ascontiguousarray(real[:, order] + goal[:, order] @ inverse)
+    factors = np.ascontiguousarray(upper / np.diag(upper)[:, None])
+    settle_rows(weights, factors, float(limit))
+    codes = np.empty_like(weights)
+    codes[:, order] = weights
+    assert codes.shape[1] == size
+    return codes
+
+
+def _cholesky(inverse: FloatArray) -> FloatArray | None:
+    """Return the upper factor `U`, `U^T U = inverse`; None if that is not positive definite."""
+    try:
+        return np.asarray(np.linalg.cholesky(inverse).T, np.float64)
+    except np.linalg.LinAlgError:
+        return None
+
+
+def best_bias(codes: FloatArray, moments: Moments) -> FloatArray:
+    """Return the biases `[group, O]` that leave no mean error."""
+    return moments.mean_y - np.einsum("gok,gk->go", codes, moments.mean_x)
+
+
+__all__ = [
+    "Moments",
+    "best_bias",
+    "descend",
+    "errors",
+    "fit_codes",
+    "loss",
+    "settle",
+]

@@ -1,0 +1,63 @@
+# pyright: basic
+"""The inner loops of learning codes, compiled by numba; `reconstruct.py` explains them."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+
+def compiled(**options):
+    """Return a decorator that compiles, keeping the result for later runs where possible."""
+
+    def decorate(function):
+        try:
+            return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+        except RuntimeError:
+            # Neither beside this file nor in the user's folder can anything be written.
+            return njit(nogil=True, error_model="numpy", **options)(function)
+
+    return decorate
+
+
+@compiled()
+def descend_rows(codes, slope, hessian, limit, sweeps):
+    """Move every code to the best for the others as they are, until none moves; in place.
+
+    `slope[O, K]` is half the loss's gradient at `codes[O, K]` and is kept up to date.
+    """
+    rows, size = codes.shape
+    for row in range(rows):
+        for _ in range(sweeps):
+            moved = False
+            for k in range(size):
+                curve = hessian[k, k]
+                if curve <= 0:
+                    continue
+                old = codes[row, k]
+                new = np.rint(old - slope[row, k] / curve)
+                new = min(max(new, -limit), limit)
+                step = new - old
+                # A tie of rounding would go to and fro.
+                if step == 0 or step * (2 * slope[row, k] + step * curve) >= 0:
+                    continue
+                codes[row, k] = new
+                moved = True
+                for j in range(size):
+                    slope[row, j] += step * hessian[k, j]
+            if not moved:
+                break
+
+
+@compiled(fastmath={"contract"})
+def settle_rows(weights, factors, limit):
+    """Round `weights[O, K]` in place, from the first on; `factors[k, j]` is `U[k, j] / U[k, k]`."""
+    rows, size = weights.shape
+    for row in range(rows):
+        for k in range(size):
+            value = weights[row, k]
+            code = min(max(np.rint(value), -limit), limit)
+            weights[row, k] = code
+            apart = value - code
+            for j in range(k + 1, size):
+                weights[row, j] -= apart * factors[k, j]
