@@ -167,7 +167,8 @@ def array_mapping(op: Operation, hardware: Hardware) -> Mapping | None:
         source, channels = (
             shape_of(value)[-1 if last else 1] for value in (op.operands[0], op.results[0])
         )
-        live = [int(axis.inside().any(axis=0).sum()) for axis in (rows, columns)]
+        # Windows may read nothing but padding: the array takes a step for that too.
+        live = [max(1, int(axis.inside().any(axis=0).sum())) for axis in (rows, columns)]
         read = int((rows.uses() > 0).sum() * (columns.uses() > 0).sum())
         work = Reduction(
             pixels=prod(result) // channels,
