@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +20,7 @@ class _Net:
         self.weights.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(self, kind: str, name: str, inputs: list[str], **attributes: object) -> str:
+    def node(self, kind: str, name: str, inputs: list[str], **attributes: Any) -> str:
         self.nodes.append(helper.make_node(kind, inputs, [name], name=name, **attributes))
         return name
 

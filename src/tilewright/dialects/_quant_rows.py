@@ -55,7 +55,8 @@ class SoftmaxOp(_RowOp):
     %y = quant.softmax %x {table = "scores.table", mult = 32640, shift = 7, zp = -128, ...}
     ```
 
-    `table` names 256 values of the weight store (the bits of uint16): entry d is `65535 * exp(-d * s_in)`.
+    `table` names 256 values of the weight store, the bits of uint16: entry d is
+    `65535 * exp(-d * s_in)`.
     """
 
     name = "quant.softmax"

@@ -72,6 +72,11 @@ class BoxProblem:
     parameters: bool = False
     """A block of scalar parameters is needed."""
     table: bool = False
+    row_bytes: int = 0
+    """SRAM of constants that all rows share (softmax, layer normalisation); a pixel is a row then,
+    and never cut."""
+    row_cycles: int = 0
+    """Cycles a row takes besides its vectors."""
     limits: tuple[int, ...] = ()
     """Largest tile extents; empty for none."""
     held: tuple[int, ...] = ()
@@ -110,6 +115,9 @@ class BoxTiling:
         if problem.table:
             size = align(TABLE_BYTES, hardware.sram_word_bytes)
             buffers.append(TileBuffer("table", "table", size, 1))
+        if problem.row_bytes:
+            size = align(problem.row_bytes, hardware.sram_word_bytes)
+            buffers.append(TileBuffer("constants of rows", "row_table", size, 1))
         return buffers
 
 
@@ -157,6 +165,8 @@ def choose_box(
     # A channel tile below the vector's width wastes lanes, but may be all that fits.
     least = shares(min(choices[-1][-1], hardware.vector_lanes))
     choices[-1] = [*choices[-1], *(part for part in least if part < choices[-1][-1])]
+    if problem.row_bytes:
+        choices[-1] = [problem.sizes[-1]]
     found: list[tuple[float, float, int, BoxTiling, NestCost]] = []
     smallest: tuple[int, BoxTiling] | None = None
     for number, tile in enumerate(product(*choices)):
@@ -228,7 +238,8 @@ def _price(
     *outer, channels = tiling.tile
     vectors = channels if problem.element_wise else ceil(channels / hardware.vector_lanes)
     part = prod(loop.size / (loop.count * loop.step) for loop in loops)
-    cost.vector = tiles * (prod(outer) * vectors * problem.work * part + hardware.vector_latency)
+    pixel = vectors * problem.work + problem.row_cycles
+    cost.vector = tiles * (prod(outer) * pixel * part + hardware.vector_latency)
     cost.tiles = tiles
     if len(problem.held) == len(problem.operands):
         cost.overhead = HELD_TILE_OVERHEAD_CYCLES

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from math import ceil, gcd
 
 from tilewright.spec.hardware import Hardware
+from tilewright.spec.limits import row_table_registers
 
 
 def align(value: int, unit: int) -> int:
@@ -401,6 +402,11 @@ def max_parameter_blocks(hardware: Hardware) -> int:
 def table_registers(hardware: Hardware) -> int:
     """Return the V registers a 256-byte lookup table takes."""
     return ceil(256 / (4 * hardware.vector_lanes))
+
+
+def row_table_bytes(hardware: Hardware) -> int:
+    """Return the bytes of a softmax's table, in whole V registers."""
+    return row_table_registers(hardware) * 4 * hardware.vector_lanes
 
 
 def parameter_bytes(hardware: Hardware, blocks: int, element_bytes: int = 1) -> int:

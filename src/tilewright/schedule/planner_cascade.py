@@ -121,6 +121,7 @@ def unit_form(hardware: Hardware, problem: ConvProblem | BoxProblem) -> UnitForm
         tiling = BoxTiling((1, *tile[1:]), (1,) * len(problem.operands))
         size = parameter_bytes(hardware, 1) if problem.parameters else 0
         size += align(TABLE_BYTES, hardware.sram_word_bytes) if problem.table else 0
+        size += align(problem.row_bytes, hardware.sram_word_bytes)
         return UnitForm(tiling, 0, size, size)
     if problem.batch != 1 or problem.batched_weights:
         return None
@@ -188,8 +189,9 @@ def stage_cost(hardware: Hardware, problem: ConvProblem | BoxProblem, rows: int)
     """Return the cost of `rows` rows of a unit's result, all operands in SRAM."""
     if isinstance(problem, BoxProblem):
         _, columns, channels = problem.sizes
-        vectors = rows * columns * ceil(channels / hardware.vector_lanes)
-        return StageCost(0.0, vectors * max(1, problem.work) + hardware.vector_latency, 0.0)
+        vectors = ceil(channels / hardware.vector_lanes) * max(1, problem.work)
+        pixels = rows * columns * (vectors + problem.row_cycles)
+        return StageCost(0.0, pixels + hardware.vector_latency, 0.0)
     made = unit_form(hardware, problem)
     assert made is not None
     assert isinstance(made.tiling, ConvTiling)

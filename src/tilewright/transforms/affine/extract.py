@@ -14,7 +14,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
 from tilewright.schedule.plan import Read, TensorSpec, UnitSpec
 from tilewright.spec.hardware import Hardware
-from tilewright.transforms.affine import moves, vector
+from tilewright.transforms.affine import moves, rows, vector
 from tilewright.transforms.affine.held import SramImage
 from tilewright.transforms.affine.reductions import (
     Reductions,
@@ -159,6 +159,10 @@ class _Extraction:
         match text(op, "kind"):
             case "conv" | "sum" | "matmul":
                 return None  # with its requantisation
+            case rows.PASS:
+                return None  # with the last pass over the rows
+            case "softmax" | "layer_norm":
+                return rows.row_unit(self.target, op)
             case "requant":
                 unit = self.reductions.unit(op)
                 assert unit.result is not None

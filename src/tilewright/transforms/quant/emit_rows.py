@@ -7,6 +7,7 @@ The chip needs the row instructions (`vector_rows` of the target); `docs/concept
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from tilewright.quant.rowwise import (
     layer_norm_refusal,
     softmax_multiplier,
 )
+from tilewright.schedule.rows import row_misfit
 from tilewright.transforms.quant.classify import (
     constant_name,
     host_reason,
@@ -35,20 +37,27 @@ from tilewright.transforms.quant.classify import (
 
 if TYPE_CHECKING:
     from tilewright.ir.weights import WeightStore
+    from tilewright.spec.hardware import Hardware
     from tilewright.transforms.quant.emit import Emitter
 
 STAGE = "quantize"
 ROW_OPS = frozenset({"top.softmax", "top.layer_norm"})
 
 
-def integer_reason(op: Operation, weights: WeightStore) -> str | None:
-    """Return why `op` stays float on a chip with row instructions, or None."""
-    if op.name in ROW_OPS:
-        return operands_reason(op) or row_reason(op)
-    return host_reason(op, weights)
+def rule_for(target: Hardware | None) -> Callable[[Operation, WeightStore], str | None]:
+    """Return the function that tells why an op stays float (None: it has an integer form)."""
+    if target is None or not target.vector_rows:
+        return host_reason
+
+    def reason(op: Operation, weights: WeightStore) -> str | None:
+        if op.name in ROW_OPS:
+            return operands_reason(op) or row_reason(op, target)
+        return host_reason(op, weights)
+
+    return reason
 
 
-def row_reason(op: Operation) -> str | None:
+def row_reason(op: Operation, target: Hardware) -> str | None:
     """Return why a softmax or layer normalisation has no integer form, scales left aside."""
     shape = shape_of(op.operands[0])
     axis = Attrs(op.attributes).axis(len(shape))
@@ -63,6 +72,8 @@ def row_reason(op: Operation) -> str | None:
         row = math.prod(shape[axis:])
     if row > MAX_ROW:
         return f"its rows have {row} elements; the chip takes {MAX_ROW}"
+    if needed := row_misfit(target, row, op.name == "top.softmax"):
+        return f"a row of {row} elements takes {needed} bytes; SRAM has {target.sram_size}"
     return None
 
 

@@ -11,7 +11,7 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.schedule.footprint import ConvForm
-from tilewright.transforms.tpu import emit_conv, emit_vector
+from tilewright.transforms.tpu import emit_conv, emit_rows, emit_vector
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
     ALIASES,
@@ -85,6 +85,9 @@ class Compute:
             "copy": self._copy_tile,
             "pool": self._pool,
             "resize": self._resize,
+            "row": _nothing,
+            "softmax": self._softmax,
+            "layer_norm": self._layer_norm,
         }.get(kind)
         if make is None:
             raise TilewrightError("E0402", f'"{layer}": no instruction for kind `{kind}`')
@@ -278,6 +281,35 @@ class Compute:
             )  # fmt: skip
 
         return run
+
+    def _softmax(self, op: GenericOp) -> Thunk:
+        x, entries, y = op.inputs[0], op.inputs[4], op.outputs[0]
+        end = {key: attr_int(op, key) for key in ("shift", "zp", "lo", "hi")}
+        end["multiplier"] = attr_int(op, "mult")
+
+        def run() -> None:
+            table = self.values[entries].buffer
+            assert isinstance(table, Tile)
+            emit_rows.softmax(self.emitter, self.values[x], self.values[y], table, end)
+
+        return run
+
+    def _layer_norm(self, op: GenericOp) -> Thunk:
+        x, bias, y = op.inputs[0], op.inputs[5], op.outputs[0]
+        end = {key: attr_int(op, key) for key in ("epsilon", "shift", "zp", "lo", "hi")}
+
+        def run() -> None:
+            parameters = self.values[bias].buffer
+            assert isinstance(parameters, Tile)
+            emit_rows.layer_norm(self.emitter, self.values[x], self.values[y], parameters, end)
+
+        return run
+
+
+def _nothing(op: GenericOp) -> Thunk:
+    """Return what a pass over rows emits: the instruction of the last pass does them all."""
+    del op
+    return lambda: None
 
 
 def loops_of(op: GenericOp, views: list[View]) -> tuple[list[int], list[list[int]]]:

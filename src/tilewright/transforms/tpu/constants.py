@@ -170,6 +170,21 @@ def pack_parameters(
     return _pack_columns(form, 9 * lanes, columns).reshape(-1)
 
 
+def pack_row_parameters(
+    hardware: Hardware, gain: npt.NDArray[np.int16], bias: npt.NDArray[np.int32]
+) -> Bytes:
+    """Pack the arrays of a layer normalisation into blocks of `lanes` biases and `lanes` gains."""
+    lanes = hardware.vector_lanes
+    blocks = -(-gain.size // lanes)
+    packed = np.zeros((blocks, 6 * lanes), np.uint8)
+    for first, array in ((0, bias.astype("<i4")), (4 * lanes, gain.astype("<i2"))):
+        padded = np.zeros(blocks * lanes, array.dtype)
+        padded[: array.size] = array
+        size = lanes * array.itemsize
+        packed[:, first : first + size] = padded.view(np.uint8).reshape(blocks, size)
+    return packed.reshape(-1)
+
+
 def pack_biases(
     hardware: Hardware, form: ConvForm, bias: npt.NDArray[np.float32], clamp: tuple[float, float]
 ) -> Bytes:

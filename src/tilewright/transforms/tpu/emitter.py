@@ -8,6 +8,8 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.weights import WeightStore
 from tilewright.schedule.footprint import max_parameter_blocks, parameter_bytes, table_registers
 from tilewright.spec.hardware import Hardware
+from tilewright.spec.isa import BY_NAME
+from tilewright.spec.limits import row_table_registers
 from tilewright.transforms.tpu.constants import ConstantSegment, pack_clamp, pack_scalars
 from tilewright.transforms.tpu.cut_rows import cut_rows
 from tilewright.transforms.tpu.instruction import Instr, Region
@@ -57,6 +59,7 @@ class Emitter:
         self._scalars: dict[tuple[int, int, int], int] = {}
         self._scalar_next = 0
         self._table: object = None
+        self._row_table: object = None
         self._clamps: dict[tuple[float, float], int] = {}
         self._clamp_next = 0
         last = hardware.dma_channels - 1
@@ -70,6 +73,9 @@ class Emitter:
     ) -> Instr:
         """Append an instruction for the current layer."""
         instr = Instr(name, fields, self.layer, list(reads), list(writes))
+        if name in ("vec_param", "vec_table"):
+            # It may take registers that a softmax's table lay in; that is rare and loaded again.
+            self._row_table = None
         self.program.append(instr)
         return instr
 
@@ -374,6 +380,30 @@ class Emitter:
                 assert all(position < before for position in self.written.values())
                 self.program.insert(before, self.program.pop())
         return register
+
+    def row_table(self, key: object, tile: Tile) -> int:
+        """Make a softmax's table resident; return its first V register.
+
+        It takes the last registers, those of a lookup table among them.
+        """
+        count = row_table_registers(self.hardware)
+        first = self.hardware.vector_registers - count
+        if self._row_table != key:
+            self._table = None
+            for old in [old for old, at in self._clamps.items() if at >= first]:
+                del self._clamps[old]
+            for bank in (0, 1):
+                if (bank + 1) * self.blocks > first:
+                    self._resident[bank] = None
+            most = BY_NAME["vec_param"].field["count"].high
+            size = 4 * self.hardware.vector_lanes
+            for at in range(0, count, most):
+                self.add(
+                    "vec_param", reads=[tile.region], src=tile.address + at * size,
+                    count=min(most, count - at), v=first + at, bias_only=1,
+                )  # fmt: skip
+            self._row_table = key
+        return first
 
 
 def ddr_argument(name: str, shape: tuple[int, ...], item_bytes: int, constant: bool) -> View:

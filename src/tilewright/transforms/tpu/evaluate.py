@@ -21,7 +21,12 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.diagnostics import TilewrightError
 from tilewright.transforms.tpu import emit_vector
 from tilewright.transforms.tpu.compute import Compute, Forms, Thunk, clamp_of
-from tilewright.transforms.tpu.constants import pack_biases, pack_parameters, pack_weights
+from tilewright.transforms.tpu.constants import (
+    pack_biases,
+    pack_parameters,
+    pack_row_parameters,
+    pack_weights,
+)
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.nests import (
     HELD,
@@ -306,7 +311,8 @@ class Evaluator:
         def run() -> None:
             view: View = self.values[target]
             if isinstance(view.buffer, Accumulator):
-                assert self.values.get(value) == 0, "accumulators start from zero"
+                of_rows = any(attr_str(user, "kind") == "row" for user in users(base))
+                assert of_rows or self.values.get(value) == 0, "accumulators start from zero"
                 view.buffer.chunks.clear()
                 return
             assert isinstance(view.buffer, Tile)
@@ -369,7 +375,7 @@ class Evaluator:
         buffer = source.buffer
         assert isinstance(buffer, DdrBuffer)
         key: tuple[object, ...] = (role, buffer.name, source.offset, source.sizes)
-        if role in ("mult", "shift"):
+        if role in ("mult", "shift", "row_gain"):
             return
         found = emitter.constants.lookup(key)
         if role == "weights":
@@ -386,6 +392,18 @@ class Evaluator:
         elif role == "bias":
             self._load_parameters(op, source, tile)
             return
+        elif role == "row_bias":
+            reader = next(user for user in users(op.destination) if isinstance(user, GenericOp))
+            gain = self.emitter.weights.get(self._argument_name(reader.inputs[4]))
+            if found is None:
+                bias = self._constant_array(source)
+                packed = pack_row_parameters(emitter.hardware, gain, bias)
+                found = emitter.constants.add(key, packed)
+        elif found is None and role == "row_table":
+            content = self._constant_array(source).view(np.uint8)
+            padded = np.zeros(tile.size_bytes, np.uint8)
+            padded[: content.size] = content
+            found = emitter.constants.add(key, padded)
         elif found is None:
             content = self._constant_array(source)
             packed = (

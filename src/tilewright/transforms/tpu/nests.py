@@ -35,7 +35,9 @@ from tilewright.schedule.footprint import (
     conv_form,
     parameter_bytes,
     pixel_pitch,
+    row_table_bytes,
 )
+from tilewright.spec.access import row_parameter_bytes
 from tilewright.spec.hardware import Hardware
 from tilewright.transforms.tpu.emitter import Emitter
 from tilewright.transforms.tpu.views import Alternating, Tile, View, whole
@@ -418,10 +420,14 @@ class Nests:
         shape = kind.get_shape()
         role = attr_str(op, "role")
         hardware, item = self.hardware, item_bytes_of(kind)
-        if role in ("mult", "shift"):
+        if role in ("mult", "shift", "row_gain"):
             return 0
         if role == "table":
             return 256
+        if role == "row_table":
+            return row_table_bytes(hardware)
+        if role == "row_bias":
+            return row_parameter_bytes(hardware, shape[0])
         if role in ("table_y", "table_x"):
             return align(8 * shape[0], hardware.sram_word_bytes)
         if role == "weights":
