@@ -33,9 +33,9 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import compile_context
 from tilewright.quant.graph import argument_names, layer_of, main_function
 from tilewright.quant.table import CALIBRATION_ATTRIBUTE, CalibrationTable, read_attribute
-from tilewright.transforms.quant.classify import host_reason, place
+from tilewright.transforms.quant.classify import place
 from tilewright.transforms.quant.emit import Emitter
-from tilewright.transforms.quant.emit_rows import integer_reason
+from tilewright.transforms.quant.emit_rows import rule_for
 from tilewright.transforms.quant.scales import EdgeScale, Scales, value_names
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ def quantize_module(
     arguments: dict[SSAValue, str] = dict(zip(old.args, argument_names(main), strict=True))
     constants = {op for op in ops if op.name in ("top.weight", "top.none")}
     layers = [op for op in ops if op not in constants]
-    rows = ctx.target is not None and ctx.target.vector_rows
-    hosts = place(layers, ctx.weights, integer_reason if rows else host_reason)
+    hosts = place(layers, ctx.weights, rule_for(ctx.target))
     names = value_names(ops, arguments)
     scales = Scales(
         layers,
