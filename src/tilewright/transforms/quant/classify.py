@@ -299,9 +299,11 @@ for _name in FUNCTIONS:
     RULES.setdefault(f"top.{_name}", _table)
 
 HOST_REASONS = {
-    "top.softmax": "softmax needs exponentials and a division",
+    "top.softmax": "softmax needs exponentials and a division; the target has no `vector_rows`",
     "top.log_softmax": "log-softmax needs exponentials and a logarithm",
-    "top.layer_norm": "normalisation needs a division by a computed deviation",
+    "top.layer_norm": (
+        "normalisation needs a division by a computed deviation; the target has no `vector_rows`"
+    ),
     "top.instance_norm": "normalisation needs a division by a computed deviation",
     "top.lrn": "normalisation needs a power of a computed sum",
     "top.batch_norm": "the batch normalisation was not folded into a layer before it",
