@@ -81,7 +81,12 @@ def test_rows_of_any_shape(shape: tuple[int, ...], target: Hardware) -> None:
     assert "vec_softmax" in instructions(softmax)
     for axis in {len(shape) - 1, max(0, len(shape) - 2)}:
         model = single("LayerNormalization", shape, axis=axis)
-        assert "vec_layer_norm" in instructions(check_model(model, {"x": shape}, target))
+        compiled = check_model(model, {"x": shape}, target)
+        if "s" in hosts(compiled):
+            assert target is TARGETS[0]
+            assert "a row of 10280 elements takes" in hosts(compiled)["s"]
+        else:
+            assert "vec_layer_norm" in instructions(compiled)
 
 
 def test_what_stays_on_the_host_and_why() -> None:

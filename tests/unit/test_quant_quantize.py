@@ -264,11 +264,14 @@ def test_placement_and_reasons() -> None:
     refused = {d.layer: d.reason for d in ctx.decisions if not d.fired}
     assert refused == {
         "to_nhwc": "layout of a graph input",
-        "soft": "softmax needs exponentials and a division",
+        "soft": "softmax needs exponentials and a division; the target has no `vector_rows`",
         "to_nchw": "layout of a graph output",
     }
     ops = {layer_of(op): op for op in main_function(copy).body.block.ops}
-    assert str(ops["soft"].attributes["host"]) == '"softmax needs exponentials and a division"'
+    assert (
+        str(ops["soft"].attributes["host"])
+        == '"softmax needs exponentials and a division; the target has no `vector_rows`"'
+    )
     # The float weights are gone from the store, the codes are there.
     assert "c1.w" not in ctx.weights
     assert ctx.weights.get("c1.w.i8").dtype == np.int8
