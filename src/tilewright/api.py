@@ -318,21 +318,21 @@ def float_program(front: FrontEnd) -> Program:
     Raises:
         TilewrightError: E0402, something in the model has no float meaning.
     """
+    from tilewright.codegen.assemble import host_dtype
     from tilewright.codegen.program import HostStep, Port, Program
     from tilewright.levels import signature
     from tilewright.runtime.top_to_onnx import export
 
     model = export(front.stage.module, front.stage.weights)
-    kinds: dict[str, Any] = {"f32": "float32", "i64": "int64", "i32": "int32", "i1": "bool"}
     inputs = [
-        Port(name, shape, kinds[element])
+        Port(name, shape, host_dtype(element))
         for name, shape, element in signature(front.stage.module, front.context)
     ]
     outputs = [
         Port(
             name,
             tuple(model.types[name].get_shape()),
-            kinds[str(model.types[name].get_element_type())],
+            host_dtype(str(model.types[name].get_element_type())),
         )
         for name in model.outputs
     ]

@@ -226,7 +226,8 @@ def compile_model(
     Args:
         model: an ONNX file or model, or the result of `front_end` for the same target.
         target: the chip.
-        samples: calibration inputs, by input name; int8 needs them unless `table` is given. fp16
+        samples: calibration inputs, by input name; int8 needs them unless `table` is given or the
+            model is quantised already (what it gives no scale then stays in float). fp16
             uses them to refuse, at compile time, what would overflow; without them it shows when
             the program runs.
         table: calibrated ranges, instead of calibrating.
@@ -257,6 +258,7 @@ def compile_model(
     from tilewright.quant.options import QuantOptions
     from tilewright.quant.prepare import Prepared, observe_samples, quantise
     from tilewright.quant.table import CalibrationTable, write_attribute
+    from tilewright.transforms.quant.given import brings_scales
 
     _require_dtype(target, dtype)
     asked = quant or QuantOptions()
@@ -270,10 +272,12 @@ def compile_model(
     context, top = front.context, front.stage
     context.target = target
     context.weights = top.weights.copy()
-    module = top.module.clone()
     if table is None and samples is None and dtype == "fp16":
         table = CalibrationTable({}, "none")
-    prepared = Prepared(table, []) if table is not None else None
+    if table is None and samples is None and brings_scales(top.module):
+        # A quantised model says itself what its codes mean.
+        table = CalibrationTable({}, "given")
+    prepared = Prepared(table, [], top) if table is not None else None
     if prepared is None:
         if samples is None:
             raise TilewrightError(
@@ -294,7 +298,8 @@ def compile_model(
             progress=_sample_counter(progress, samples, asked.samples),
         )
         seconds["calibrate"] = time.perf_counter() - start
-    table = prepared.table
+    table, top = prepared.table, prepared.top
+    module, context.weights = top.module.clone(), top.weights.copy()
     if dtype == "fp16":
         write_attribute(module, table)
     layers = layers_of_constants(module, constants_in_sram)
@@ -315,7 +320,7 @@ def compile_model(
                 [StringAttr(item) for item in layers]
             )
         if phase == "quantise":
-            quantise(module, context, top, prepared, asked)
+            quantise(module, context, prepared, asked)
         else:
             run_phases(module, context, [phase], options=passes)
         if made == "tpu" and timing is not None:

@@ -141,8 +141,11 @@ def _random(generator: np.random.Generator, shape: tuple[int, ...], kind: str) -
         return generator.standard_normal(shape, np.float32).astype(f"f{int(kind[1:]) // 8}")
     if kind == "i1":
         return generator.integers(0, 2, shape).astype(np.bool_)
-    if kind == "i8":
-        return generator.integers(-128, 128, shape).astype(np.int8)
+    if kind in ("i8", "ui8"):
+        codes = generator.integers(-128, 128, shape)
+        return codes.astype(np.int8) if kind == "i8" else (codes + 128).astype(np.uint8)
+    if kind.startswith("u"):
+        return generator.integers(0, 2, shape).astype(f"u{int(kind[2:]) // 8}")
     # Indices and lengths: small values are valid for any axis of two elements or more.
     return generator.integers(0, 2, shape).astype(f"i{int(kind[1:]) // 8}")
 

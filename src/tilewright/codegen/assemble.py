@@ -44,6 +44,18 @@ from tilewright.spec.program import encode_program
 
 _CONSTANTS = ("top.weight", "top.none")
 
+HOST_DTYPES: dict[str, DType] = {
+    "f32": "float32",
+    "i64": "int64",
+    "i32": "int32",
+    "i1": "bool",
+    "i8": "int8",
+    "ui8": "uint8",
+    "i16": "int16",
+    "ui16": "uint16",
+}
+"""Types of a model's inputs and outputs, by element type."""
+
 
 def assemble(quant: ModuleOp, tpu: ModuleOp, weights: WeightStore, hardware: Hardware) -> Program:
     """Return the program of a model.
@@ -197,10 +209,13 @@ class _Assembly:
             self.tensors[name] = TensorInfo(name, shape, place, kind, layer=name)
             return
         kind = quantised(value)
+        low = op.attributes.get("lo") if enters_chip(op) else None
+        least = -127 if kind.zero == 0 else -128
+        if isinstance(low, IntegerAttr):
+            least = low.value.data
         self.tensors[name] = TensorInfo(
-            name, shape, place, "int8", kind.step, kind.zero, -127 if kind.zero == 0 else -128,
-            name,
-        )  # fmt: skip
+            name, shape, place, "int8", kind.step, kind.zero, least, name
+        )
 
     def _tpu_step(self, program: ProgramOp) -> TpuStep:
         instructions = program.instructions()
@@ -326,6 +341,10 @@ class _Assembly:
                 "int64": TensorProto.INT64,
                 "int32": TensorProto.INT32,
                 "bool": TensorProto.BOOL,
+                "int8": TensorProto.INT8,
+                "uint8": TensorProto.UINT8,
+                "int16": TensorProto.INT16,
+                "uint16": TensorProto.UINT16,
             }[_host_dtype(value)]
             result = helper.make_tensor_value_info(name, kind, shape)
             if isinstance(owner, Operation) and owner.name == "top.weight":
@@ -353,7 +372,7 @@ def on_chip(value: SSAValue) -> bool:
     """Tell whether a value is one the chip computes: codes, fp16, or a layer's 32-bit sums."""
     if _element(value) == "i32":
         owner = value.owner
-        return isinstance(owner, Operation) and owner.name == "quant.linear"
+        return isinstance(owner, Operation) and owner.name in ("quant.linear", "quant.matmul")
     return uniform_of(value) is not None or _element(value) == "f16"
 
 
@@ -398,11 +417,20 @@ def _perm(op: Operation) -> tuple[int, ...]:
 def _host_dtype(value: SSAValue) -> DType:
     kind = value.type
     assert isinstance(kind, TensorType)
-    names: dict[str, DType] = {"f32": "float32", "i64": "int64", "i32": "int32", "i1": "bool"}
-    text = str(kind.element_type)
-    if text not in names:
-        raise TilewrightError("E0501", f"a model input or output of type {text} is not supported")
-    return names[text]
+    return host_dtype(str(kind.element_type))
+
+
+def host_dtype(element: str) -> DType:
+    """Return the type of a model's input or output.
+
+    Raises:
+        TilewrightError: E0501, models cannot have such inputs or outputs.
+    """
+    if element not in HOST_DTYPES:
+        raise TilewrightError(
+            "E0501", f"a model input or output of type {element} is not supported"
+        )
+    return HOST_DTYPES[element]
 
 
 def _int(module: ModuleOp, key: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-DType = Literal["int8", "fp16", "float32", "int32", "int64", "bool"]
+DType = Literal["int8", "fp16", "float32", "int32", "int64", "bool", "uint8", "int16", "uint16"]
 """Element types of tensors; the workspace holds `int8` and `fp16` only."""
 
 ITEM_BYTES: dict[str, int] = {
@@ -25,6 +25,9 @@ ITEM_BYTES: dict[str, int] = {
     "int32": 4,
     "int64": 8,
     "bool": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
 }
 
 

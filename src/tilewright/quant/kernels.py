@@ -70,10 +70,10 @@ def requant(
     return finish(wide, np.asarray(s, np.int64), zp, lo, hi, rounding)
 
 
-def quantize(x: npt.NDArray[np.floating], scale: float, zero: int) -> Codes:
+def quantize(x: npt.NDArray[np.floating], scale: float, zero: int, low: int | None = None) -> Codes:
     """Return the codes of `x`: float32 division, half to even, saturating.
 
-    The least code is -127 for zero point 0, else -128.
+    The least code is `low`; by default -127 for zero point 0, else -128.
 
     Raises:
         ValueError: a value is not a number.
@@ -81,7 +81,7 @@ def quantize(x: npt.NDArray[np.floating], scale: float, zero: int) -> Codes:
     ratio = np.asarray(x, dtype=np.float32) / np.float32(scale)
     if np.isnan(ratio).any():
         raise ValueError("a value to be quantised is not a number")
-    least = -127 if zero == 0 else -128
+    least = low if low is not None else -127 if zero == 0 else -128
     # Clipped before the conversion too: infinities have no integer.
     rounded = np.clip(np.rint(ratio), -1024.0, 1024.0).astype(np.int32) + zero
     return np.clip(rounded, least, 127).astype(np.int8)

@@ -94,17 +94,25 @@ def output_bounds(
     zero_point: int,
     clamp_min: float | None = None,
     clamp_max: float | None = None,
+    full: bool = False,
 ) -> tuple[int, int]:
     """Return the code bounds `lo, hi` that apply a fused float clamp.
 
-    Without a clamp the bounds are -127..127 when the zero point is 0 and -128..127 otherwise.
+    Without a clamp the bounds are -127..127 when the zero point is 0 (unless `full`: scales that a
+    model gives have all codes) and -128..127 otherwise. A bound is the code of its real value, as
+    quantising (float32 division, half to even) gives it: rounding is monotonic, so that clamping
+    codes is clamping before they are rounded.
     """
-    low, high = (-QMAX if zero_point == 0 else -128), QMAX
-    least = low
-    if clamp_min is not None and math.isfinite(clamp_min):
-        low = int(min(max(round(clamp_min / scale) + zero_point, least), QMAX))
-    if clamp_max is not None and math.isfinite(clamp_max):
-        high = int(min(max(round(clamp_max / scale) + zero_point, least), QMAX))
+    least = -QMAX if zero_point == 0 and not full else -128
+
+    def code(bound: float | None, missing: int) -> int:
+        if bound is None or not math.isfinite(bound):
+            return missing
+        with np.errstate(over="ignore"):
+            steps = float(np.rint(np.float32(bound) / np.float32(scale)))
+        return int(min(max(steps + zero_point, least), QMAX))
+
+    low, high = code(clamp_min, least), code(clamp_max, QMAX)
     return low, max(low, high)
 
 
@@ -243,6 +251,7 @@ def quantise_channels(
     given: npt.NDArray[np.floating] | None = None,
     clip: bool = False,
     input_square: npt.NDArray[np.floating] | None = None,
+    given_bias: tuple[npt.NDArray[np.int64], FloatArray] | None = None,
 ) -> ChannelParameters:
     """Quantise float `weight[O, ...]` per output channel, and its bias, for given scales.
 
@@ -252,7 +261,9 @@ def quantise_channels(
 
     Codes are `-qmax..qmax`. `given`, one scale a channel, takes the place of `max|w| / qmax`; with
     `clip` each scale is searched for the least squared error of its channel, weighted by
-    `input_square`, the mean square of every input channel, where that is known.
+    `input_square`, the mean square of every input channel, where that is known. With `given` codes
+    reach -128 (the model's own may). `given_bias` are codes of the bias and their scales, which are
+    kept where the scale is that of the accumulator.
 
     Raises:
         TilewrightError: E0304, weights or biases are not finite; E0302, an accumulator could
@@ -277,7 +288,8 @@ def quantise_channels(
     steps = TRUNCATION_STEPS * output_scale if truncating else 0.0
     float_bias = real_bias
     raised = np.zeros(channels, dtype=np.bool_)
-    codes = _round_codes(real, scales, qmax)
+    lowest = -qmax if given is None or qmax != QMAX else -QMAX - 1
+    codes = _round_codes(real, scales, qmax, lowest)
     for _ in range(4):
         shifted = abs(input_zero) * np.abs(codes).reshape(channels, -1).sum(axis=1, dtype=np.int64)
         room = BIAS_LIMIT - 4096 - shifted
@@ -290,11 +302,14 @@ def quantise_channels(
             break
         raised |= low
         scales = np.where(low, least * (1 + 2.0**-20), scales)
-        codes = _round_codes(real, scales, qmax)
+        codes = _round_codes(real, scales, qmax, lowest)
 
     m, s = encode_multipliers(input_scale * scales / output_scale)
     flat = codes.reshape(channels, -1).astype(np.int64)
     integer_bias = np.rint(real_bias / (input_scale * scales)).astype(np.int64)
+    if given_bias is not None:
+        kept = np.abs(given_bias[1] - input_scale * scales) <= 1e-6 * given_bias[1]
+        integer_bias = np.where(kept, given_bias[0], integer_bias)
     integer_bias -= input_zero * flat.sum(axis=1)
     zp = output_zero
     if truncating:
@@ -334,9 +349,12 @@ def _mean_error(
     return (grouped @ means).reshape(channels)
 
 
-def _round_codes(real: FloatArray, scales: FloatArray, qmax: int = QMAX) -> npt.NDArray[np.int64]:
+def _round_codes(
+    real: FloatArray, scales: FloatArray, qmax: int = QMAX, lowest: int | None = None
+) -> npt.NDArray[np.int64]:
+    low = -qmax if lowest is None else lowest
     column = scales.reshape(-1, *([1] * (real.ndim - 1)))
-    return np.clip(np.rint(real / column), -qmax, qmax).astype(np.int64)
+    return np.clip(np.rint(real / column), low, qmax).astype(np.int64)
 
 
 CLIP_CANDIDATES = np.linspace(1.0, 0.4, 31)

@@ -220,7 +220,8 @@ class _Run:
 
         kind = quantised(op.results[0])
         try:
-            return kernels.quantize(self.operand(op, 0), kind.step, kind.zero)
+            low = _attrs(op).integer("lo") if "lo" in op.attributes else None
+            return kernels.quantize(self.operand(op, 0), kind.step, kind.zero, low)
         except ValueError as error:
             raise TilewrightError("E0105", f'"{layer_of(op)}": {error}') from error
 
@@ -268,6 +269,8 @@ class _Run:
         a, b = self.operand(op, 0), self.operand(op, 1)
         acc = (a.astype(np.float64) @ b.astype(np.float64)).astype(np.int64)
         attrs = _attrs(op)
+        if _element(op.results[0]) == "i32":
+            return (acc + attrs.integer("bias")).astype(np.int32)
         return kernels.requant(
             acc,
             attrs.integer("bias"),

@@ -498,6 +498,22 @@ def _camel(name: str) -> str:
     return "".join(part.capitalize() for part in name.split("_"))
 
 
+def _along_scale(op_type: str) -> Handler:
+    """A handler for quantising and dequantising: the axis counts where there are several scales."""
+
+    def handler(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -> None:
+        extra = {key: op.attrs.integer(key) for key in ("axis", "block_size") if key in op.attrs}
+        graph.emit(op_type, ins, outs, **extra)
+
+    return handler
+
+
+def _conv_integer(graph: Exporter, op: top.TopOp, ins: list[str], outs: list[str]) -> None:
+    keys = ("strides", "pads", "dilations")
+    lists = {key: list(op.attrs.ints(key)) for key in keys}
+    graph.emit("ConvInteger", ins, outs, **lists, group=op.attrs.integer("group"))
+
+
 HANDLERS: dict[str, Handler] = {
     **{name: _simple(_camel(name)) for name in _ONE_NODE.split()},
     "greater_equal": _simple("GreaterOrEqual"),
@@ -550,6 +566,11 @@ HANDLERS: dict[str, Handler] = {
     "pad": _pad,
     "tile": _tile,
     "cast": _cast,
+    "quantize_linear": _along_scale("QuantizeLinear"),
+    "dequantize_linear": _along_scale("DequantizeLinear"),
+    "dynamic_quantize_linear": _simple("DynamicQuantizeLinear"),
+    "matmul_integer": _simple("MatMulInteger"),
+    "conv_integer": _conv_integer,
 }
 """How each operation of `top` becomes ONNX nodes (`weight` and `none` are not nodes)."""
 

@@ -44,6 +44,9 @@ _NUMPY: dict[str, Any] = {
     "int32": np.int32,
     "int64": np.int64,
     "bool": np.bool_,
+    "uint8": np.uint8,
+    "int16": np.int16,
+    "uint16": np.uint16,
 }
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 OPSET = 20
 IR_VERSION = 9
+QUANTISED_OPSET = 21
+"""The first with 16-bit codes and scales in blocks; for models that have Q/DQ left."""
 MODEL_BYTES = 2**31 - 2**20
 """What an ONNX file can hold, with room for the graph."""
 
@@ -154,6 +156,7 @@ def export(
         if names[operand] != wish:
             graph.emit("Identity", [names[operand]], [wish])
 
+    quantised = any(node.op_type.endswith("eLinear") for node in graph.nodes)
     model = onnx.helper.make_model(
         onnx.helper.make_graph(
             graph.nodes,
@@ -164,8 +167,8 @@ def export(
             value_info=[entry for entry in info if entry.name not in set(outputs)],
         ),
         producer_name="tilewright",
-        opset_imports=[onnx.helper.make_opsetid("", OPSET)],
-        ir_version=IR_VERSION,
+        opset_imports=[onnx.helper.make_opsetid("", QUANTISED_OPSET if quantised else OPSET)],
+        ir_version=IR_VERSION + quantised,
     )
     return ExportedModel(model, inputs, outputs, values, types, graph.external_arrays)
 

@@ -102,6 +102,16 @@ TOP_OPS: dict[str, TopSupport] = {
         "booleans and integers are not quantised",
     ),
     **_rows(
+        "host",
+        "quantize_linear dequantize_linear",
+        "what the scales of neighbouring layers did not take up, exactly as ONNX defines it",
+    ),
+    **_rows(
+        "host",
+        "dynamic_quantize_linear matmul_integer conv_integer",
+        "scales known only at run time; replaced by given ranges when there is calibration data",
+    ),
+    **_rows(
         "host", "arg topk gather gather_elements gather_nd scatter_elements scatter_nd", _INDEX
     ),
 }
@@ -196,12 +206,18 @@ ONNX_OPS: dict[str, OnnxSupport] = {
         """,
         "body",
     ),
-    **_refused(
-        "quantised models are not imported yet: give the float model",
+    **_same("QLinearConv=conv QLinearMatMul=matmul", "body"),
+    "QuantizeLinear": OnnxSupport(
+        "op", (), "a scale of the layer before it; else on the host: `top.quantize_linear`"
+    ),
+    "DequantizeLinear": OnnxSupport(
+        "op", (), "a scale of what it reads; else on the host: `top.dequantize_linear`"
+    ),
+    **_same(
         """
-        QuantizeLinear DequantizeLinear DynamicQuantizeLinear QLinearConv QLinearMatMul
-        MatMulInteger ConvInteger
-        """,
+        DynamicQuantizeLinear=dynamic_quantize_linear MatMulInteger=matmul_integer
+        ConvInteger=conv_integer
+        """
     ),
     **_refused("the size of its result depends on the data", "NonZero Unique NonMaxSuppression"),
     **_refused("loops over sequences are not compiled", "SequenceMap"),

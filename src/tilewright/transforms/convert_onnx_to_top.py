@@ -26,10 +26,17 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
 from tilewright.dialects.onnx import NoneOp, OnnxOp, UnknownValueError, WeightAttr, opset_of
 from tilewright.ir.context import CompileContext, compile_context
-from tilewright.transforms.onnx import einsum, elementwise, recurrent, shaping, spatial
+from tilewright.transforms.onnx import (
+    einsum,
+    elementwise,
+    quantised,
+    recurrent,
+    shaping,
+    spatial,
+)
 from tilewright.transforms.onnx.base import RULES, Namer, Node, RefusedError, UnknownOperandError
 
-RULE_MODULES = (einsum, elementwise, recurrent, shaping, spatial)
+RULE_MODULES = (einsum, elementwise, quantised, recurrent, shaping, spatial)
 """Importing these fills `RULES`."""
 
 

@@ -46,6 +46,14 @@ from tilewright.dialects.top.elementwise import (
     TanhOp,
     UnaryOp,
 )
+from tilewright.dialects.top.quantised import (
+    QUANTISED_OPS,
+    ConvIntegerOp,
+    DequantizeLinearOp,
+    DynamicQuantizeLinearOp,
+    MatmulIntegerOp,
+    QuantizeLinearOp,
+)
 from tilewright.dialects.top.shaping import (
     ArgOp,
     CastOp,
@@ -123,6 +131,7 @@ STRUCTURED_OPS: list[type[Any]] = [
     TileOp,
     CastOp,
     WhereOp,
+    *QUANTISED_OPS,
 ]
 
 OPS: dict[str, type[Any]] = {
@@ -154,10 +163,13 @@ __all__ = [
     "ClipOp",
     "CompareOp",
     "ConcatOp",
+    "ConvIntegerOp",
     "ConvOp",
     "ConvTransposeOp",
     "CumsumOp",
+    "DequantizeLinearOp",
     "DivOp",
+    "DynamicQuantizeLinearOp",
     "ExpandOp",
     "GatherElementsOp",
     "GatherNdOp",
@@ -171,6 +183,7 @@ __all__ = [
     "LinearOp",
     "LogSoftmaxOp",
     "LrnOp",
+    "MatmulIntegerOp",
     "MatmulOp",
     "MaxOp",
     "MaxPoolOp",
@@ -182,6 +195,7 @@ __all__ = [
     "PowOp",
     "PredicateOp",
     "PreluOp",
+    "QuantizeLinearOp",
     "ReduceOp",
     "ReluOp",
     "ReshapeOp",

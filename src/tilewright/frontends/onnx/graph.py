@@ -18,6 +18,7 @@ from tilewright.dialects.onnx import UnknownValueError, element_type, schema_of
 from tilewright.frontends.onnx.constants import constant_node
 from tilewright.frontends.onnx.control import CONTROL
 from tilewright.frontends.onnx.infer import Value, evaluate, infer_types, node_title
+from tilewright.frontends.onnx.quantised import expand_quantised, widen_codes
 from tilewright.frontends.onnx.reader import Model, domain_of
 from tilewright.frontends.onnx.scope import (
     ABSENT,
@@ -129,6 +130,10 @@ class GraphWalker:
         function = self.model.functions.get((domain, node.op_type))
         if function is not None:
             return self._call(function, node, inputs, scope, depth)
+        written_out = expand_quantised(self, node, inputs, scope, depth)
+        if written_out is not None:
+            return written_out
+        inputs = widen_codes(node, inputs)
         opset = scope.opsets.get(domain)
         schema = None if opset is None else schema_of(node.op_type, opset, domain)
         if opset is None or schema is None:
@@ -271,6 +276,9 @@ class GraphWalker:
         from onnx import TensorProto as T
 
         given = [value for value in inputs if value.name]
+        if node.op_type == "DequantizeLinear":
+            # The codes are wanted, not only what they stand for.
+            return None
         if any(value.constant is None for value in given) or _is_random(schema):
             return None
         if sum(value.size for value in given) > INDEX_FOLD_LIMIT:

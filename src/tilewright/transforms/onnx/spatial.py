@@ -89,21 +89,25 @@ def _pads(
     return pads
 
 
-@rule("Conv")
-def _conv(node: Node) -> SSAValue:
-    x, w, bias = node.operand(0), node.operand(1), node.optional(2)
+def conv_attributes(node: Node, x: SSAValue, w: SSAValue) -> dict[str, top.AttrValue]:
+    """Return the attributes of a convolution, padding resolved."""
     sizes = shape_of(x)[2:]
     kernel = _kernel(node, shape_of(w), len(sizes))
     strides = _per_axis(node, "strides", len(sizes))
     dilations = _per_axis(node, "dilations", len(sizes))
     pads = _pads(node, sizes, kernel, strides, dilations)
-    attributes: dict[str, top.AttrValue] = {
+    return {
         "strides": strides,
         "pads": pads,
         "dilations": dilations,
         "group": node.integer("group", 1),
     }
-    return node.emit("conv", [x, w, bias], attributes)
+
+
+@rule("Conv")
+def _conv(node: Node) -> SSAValue:
+    x, w, bias = node.operand(0), node.operand(1), node.optional(2)
+    return node.emit("conv", [x, w, bias], conv_attributes(node, x, w))
 
 
 @rule("ConvTranspose")

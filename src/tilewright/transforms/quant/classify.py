@@ -13,6 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects.quant import image_axes, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.functions import FUNCTIONS
+from tilewright.quant.keep_float import ATTRIBUTE
 from tilewright.schedule.permutation import MAX_RANK, merged_permutation
 from tilewright.spec.isa import BY_NAME
 
@@ -329,6 +330,9 @@ def operands_reason(op: Operation) -> str | None:
 
 def host_reason(op: Operation, weights: WeightStore) -> str | None:
     """Return why `op` stays float on the host, or None if it has an integer form."""
+    kept = op.attributes.get(ATTRIBUTE)
+    if isinstance(kept, StringAttr):
+        return kept.data
     reason = operands_reason(op)
     if reason is not None:
         return reason
@@ -348,7 +352,9 @@ def place(
 
     Layout changes beside graph inputs and outputs, and beside other host ops, are the host's: they
     cost it nothing as part of quantising and dequantising. So is what adds a mask to the operand of
-    a softmax there, with what makes the mask: in eight bits only the mask would be left.
+    a softmax there, with what makes the mask: in eight bits only the mask would be left. And so is
+    elementwise work between a product's 32-bit sums, or floats of the host, and readers that are
+    all the host's: on the chip it would only lose bits.
     """
     hosts: dict[Operation, str] = {}
     for op in ops:
@@ -364,7 +370,12 @@ def place(
     for op in reversed(ops):
         if op not in hosts and op.name == "top.add":
             _keep_mask(op, ops, hosts)
-        if op in hosts or op.name not in (*LAYOUT_OPS, "top.softmax"):
+        if op in hosts:
+            continue
+        if _between_floats(op, hosts):
+            hosts[op] = "between the 32-bit sums of a product and the host"
+            continue
+        if op.name not in (*LAYOUT_OPS, "top.softmax"):
             continue
         users = [use.operation for use in op.results[0].uses]
         if not all(user.name == "func.return" or user in hosts for user in users):
@@ -379,6 +390,39 @@ def place(
                 else "layout of a value the host needs"
             )
     return hosts
+
+
+PRODUCTS = ("top.linear", "top.matmul")
+"""Ops whose 32-bit sums can leave the chip."""
+
+
+def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
+    """Whether an elementwise op reads only sums made for it, or floats, and the host reads it.
+
+    Graph inputs may come as codes; what reads only them is left to the chip.
+    """
+    elementwise = op.name in RULES and RULES[op.name] in (_binary, _table, _prelu)
+    users = [use.operation for use in op.results[0].uses]
+    if not elementwise or not users or not all(user in hosts for user in users):
+        return False
+    if "quant_scale" in op.attributes:
+        return False
+    floats = False
+    for value in op.operands:
+        owner = value.owner
+        if is_absent(value) or is_constant(value) or not isinstance(owner, Operation):
+            continue
+        if owner in hosts:
+            floats = True
+            continue
+        attrs = Attrs(owner.attributes)
+        clamped = attrs.number("clamp_min") is not None or attrs.number("clamp_max") is not None
+        if owner.name not in PRODUCTS or clamped or not value.has_one_use():
+            return False
+        if "quant_scale" in owner.attributes:
+            return False
+        floats = True
+    return floats
 
 
 def _keep_mask(op: Operation, ops: list[Operation], hosts: dict[Operation, str]) -> None:

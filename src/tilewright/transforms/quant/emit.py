@@ -43,15 +43,17 @@ from tilewright.quant.parameters import (
     scalar_parameters,
     scale_of,
 )
-from tilewright.transforms.quant import emit_rows
+from tilewright.transforms.quant import emit_given, emit_rows
 from tilewright.transforms.quant.classify import (
+    LAYOUT_OPS,
     constant_name,
     is_constant,
     scalar_operand,
     table_function,
 )
+from tilewright.transforms.quant.given import exact_table, given_bias, tie_share
 from tilewright.transforms.quant.resize_tables import resize_table
-from tilewright.transforms.quant.scales import Scales, exact_gain
+from tilewright.transforms.quant.scales import EdgeScale, Scales, exact_gain
 
 if TYPE_CHECKING:
     from tilewright.ir.context import CompileContext
@@ -83,6 +85,10 @@ class Emitter:
         """Float value of the old function: its codes in the new one."""
         self.floats: dict[SSAValue, SSAValue] = {}
         """Float value of the old function: the same in the new one, where it exists."""
+        self.hosted: set[Operation] = set()
+        """Ops of the old function that the host computes."""
+        self.stepped: dict[SSAValue, SSAValue] = {}
+        """Float value that the host computes: the same in steps of its given scale."""
         self.rescaled: dict[tuple[SSAValue, float, int], SSAValue] = {}
         self.names: set[str] = set()
         self.forms: dict[str, Callable[[Operation], SSAValue]] = {
@@ -139,7 +145,10 @@ class Emitter:
             kind = self.kind(value)
             name = self.unique(f"{self.scales.names[value]}/quantize")
             op = quant.QuantizeOp.make(
-                [self.floats[value]], TensorType(kind, shape_of(value)), name=name
+                [self.floats[value]],
+                TensorType(kind, shape_of(value)),
+                name=name,
+                lo=-128 if kind.zero == 0 and value in self.scales.given else None,
             )
             self.codes[value] = self.append(op)
         return self.codes[value]
@@ -181,12 +190,14 @@ class Emitter:
         """Return the codes of operand `index`; a constant is quantised with a scale of its own."""
         value = op.operands[index]
         if is_constant(value) and value not in self.codes:
-            array = self.weights.get(constant_name(value)).astype(np.float64)
-            scale = scale_of(float(np.abs(array).max()) if array.size else 0.0)
-            codes = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
-            self.codes[value] = self.constant(
-                f"{constant_name(value)}.i8", codes, UniformType.of(scale)
-            )
+            codes = emit_given.constant_codes(self, value)
+            if codes is None:
+                array = self.weights.get(constant_name(value)).astype(np.float64)
+                scale = scale_of(float(np.abs(array).max()) if array.size else 0.0)
+                rounded = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
+                name = f"{constant_name(value)}.i8"
+                codes = self.constant(name, rounded, UniformType.of(scale))
+            self.codes[value] = codes
         return self.as_codes(value)
 
     def result(self, op: Operation) -> TensorType[UniformType]:
@@ -196,12 +207,13 @@ class Emitter:
     def emit(self, op: Operation) -> None:
         """Append the integer form of `op`."""
         gain = exact_gain(op, self.weights)
-        if gain is not None:
+        if gain is not None and op.results[0] not in self.scales.given:
             made = self.gain(op, gain)
         elif scalar_operand(op) is not None or op.name not in self.forms:
             made = self.table(op)
         elif self._keeps_sums(op):
-            self.floats[op.results[0]] = self.wide_linear(op)
+            wide = self.wide_linear if self._matrix(op) is not None else self.wide_matmul
+            self.floats[op.results[0]] = wide(op)
             return
         elif (refusal := emit_rows.scale_refusal(self, op)) is not None:
             self.host(op, refusal)
@@ -255,19 +267,21 @@ class Emitter:
         return np.ascontiguousarray(self.weights.get(constant_name(weight)).T)
 
     def _keeps_sums(self, op: Operation) -> bool:
-        """Whether a linear layer's result is only read as floats, so that its sums need no codes.
+        """Whether a product's result is only read as floats, so that its sums need no codes.
 
         Eight bits leave ties among the classes of a classifier: its last layer keeps 32.
         """
+        if op.name not in ("top.linear", "top.matmul"):
+            return False
         attrs = Attrs(op.attributes)
         clamped = attrs.number("clamp_min") is not None or attrs.number("clamp_max") is not None
         return (
             not clamped
+            and op.results[0] not in self.scales.given
             and all(
                 use.operation in self.scales.hosts or isinstance(use.operation, ReturnOp)
                 for use in op.results[0].uses
             )
-            and self._matrix(op) is not None
         )
 
     def wide_linear(self, op: Operation) -> SSAValue:
@@ -332,6 +346,7 @@ class Emitter:
             else None,
             clip=self.clip_weights,
             input_square=self.squares.get(self.scales.names[x]),
+            given_bias=given_bias(op, self.weights),
         )
         low, high = (-128, 127) if wide else self._bounds(op, target)
         mult = np.ones_like(p.mult) if wide else p.mult
@@ -345,6 +360,9 @@ class Emitter:
         ]
         scale = self.weights.add(f"{layer}.weight_scale", p.scale)
         self._report(layer, p, "a 32-bit sum" if wide else f"output scale {target.step:.6g}")
+        if not wide:
+            factors = source.step * p.scale.astype(np.float64) / target.step
+            emit_given.warn_ties(self, op, [tie_share([float(ratio)]) for ratio in factors])
         extra = {
             "zp": 0 if wide else p.zp,
             "lo": low,
@@ -369,6 +387,11 @@ class Emitter:
         self.ctx.decide(layer, STAGE, False, f"weights of 4 bits take a byte each: {why}")
         return False
 
+    def _decide(self, op: Operation, target: UniformType, ratios: list[float]) -> None:
+        """Record a layer's scale; warn if many of its sums are ties, which ONNX rounds to even."""
+        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        emit_given.warn_ties(self, op, [tie_share(ratios)])
+
     def _report(self, layer: str, p: ChannelParameters, result: str) -> None:
         notes = [result]
         if p.dead:
@@ -382,7 +405,11 @@ class Emitter:
     def _bounds(self, op: Operation, target: UniformType) -> tuple[int, int]:
         attrs = Attrs(op.attributes)
         return output_bounds(
-            target.step, target.zero, attrs.number("clamp_min"), attrs.number("clamp_max")
+            target.step,
+            target.zero,
+            attrs.number("clamp_min"),
+            attrs.number("clamp_max"),
+            full=op.results[0] in self.scales.given,
         )
 
     def matmul(self, op: Operation) -> SSAValue:
@@ -404,8 +431,8 @@ class Emitter:
             target.zero,
             self.rounding,
         )
-        low, high = output_bounds(target.step, target.zero)
-        self.ctx.decide(layer, STAGE, True, f"output scale {target.step:.6g}")
+        low, high = self._bounds(op, target)
+        self._decide(op, target, [quantised(a).step * quantised(b).step / target.step])
         return self.append(
             quant.MatmulOp.make(
                 [a, b],
@@ -421,6 +448,38 @@ class Emitter:
             )
         )
 
+    def wide_matmul(self, op: Operation) -> SSAValue:
+        """A product of two activations whose int32 sums leave the chip; returns them as floats."""
+        a, b = self.operand(op, 0), self.operand(op, 1)
+        layer = layer_of(op)
+        # Both operands are codes, so a product reaches 128 * 128: the proof that sums fit.
+        pool_parameters(layer, 1.0, shape_of(a)[-1] * 128, 0, 0, "half_up")
+        sums = self.append(
+            quant.MatmulOp.make(
+                [a, b],
+                TensorType(i32, shape_of(op.results[0])),
+                bias=0,
+                mult=1,
+                shift=0,
+                zp=0,
+                lo=-128,
+                hi=127,
+                rounding=self.rounding,
+                **self._carry(op),
+            )
+        )
+        self.ctx.decide(layer, STAGE, True, "a 32-bit sum")
+        real = self.append(
+            quant.DequantizeOp.make(
+                [sums], op.results[0].type, name=self.unique(f"{layer}/dequantize")
+            )
+        )
+        scale = np.array(quantised(a).step * quantised(b).step, np.float32)
+        factor = self.constant(f"{layer}.output_scale", scale, f32)
+        product = top.create(top.OPS["mul"], [real, factor], {}, name=self.unique(f"{layer}/scale"))
+        product.attributes["host"] = StringAttr("a float for every 32-bit sum")
+        return self.append(product)
+
     def add(self, op: Operation) -> SSAValue:
         """`top.add` and `top.sub`: both operands in one fixed point, one rounding."""
         a, b = self.operand(op, 0), self.operand(op, 1)
@@ -432,7 +491,7 @@ class Emitter:
         )
         low, high = self._bounds(op, target)
         kind = quant.AddOp if op.name == "top.add" else quant.SubOp
-        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        self._decide(op, target, [quantised(v).step / target.step for v in (a, b)])
         return self.append(
             kind.make(
                 [a, b],
@@ -469,7 +528,7 @@ class Emitter:
         target = self.result(op).element_type
         p = scalar_parameters((ratio,), target.zero, self.rounding)
         low, high = self._bounds(op, target)
-        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        self._decide(op, target, [ratio])
         return self.append(
             kind.make(
                 operands,
@@ -519,14 +578,22 @@ class Emitter:
         codes = self.as_codes(op.operands[0 if index is None else 1 - index])
         source, target = quantised(codes), self.result(op).element_type
         layer = layer_of(op)
-        codes_of = lookup_table(
-            function,
-            parameters,
-            input_scale=source.step,
-            input_zero=source.zero,
-            output_scale=target.step,
-            output_zero=target.zero,
-        )
+        if op.results[0] in self.scales.given:
+            codes_of = exact_table(
+                function,
+                parameters,
+                EdgeScale(source.step, source.zero),
+                EdgeScale(target.step, target.zero),
+            )
+        else:
+            codes_of = lookup_table(
+                function,
+                parameters,
+                input_scale=source.step,
+                input_zero=source.zero,
+                output_scale=target.step,
+                output_zero=target.zero,
+            )
         low, high = self._bounds(op, target)
         table = self.weights.add(f"{layer}.table", np.clip(codes_of, low, high))
         self.ctx.decide(layer, STAGE, True, f"table of {function}, scale {target.step:.6g}")
@@ -571,8 +638,9 @@ class Emitter:
             target.zero,
             self.rounding,
         )
-        low, high = output_bounds(target.step, target.zero)
-        self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
+        low, high = self._bounds(op, target)
+        ratio = source.step / target.step / (window if divide else 1)
+        self._decide(op, target, [ratio])
         return self.append(
             quant.AvgPoolOp.make(
                 [codes],
@@ -641,7 +709,11 @@ class Emitter:
         kind = TensorType(quantised(codes), shape_of(op.results[0]))
         made = type(op).create(operands=[codes], result_types=[kind], attributes=op.attributes)
         self.ctx.decide(layer_of(op), STAGE, True, "moves codes")
-        return self.append(made)
+        moved = self.append(made)
+        target = self.kind(op.results[0])
+        if op.results[0] in self.scales.given and quantised(moved) != target:
+            return emit_given.restep(self, moved, target, layer_of(op))
+        return moved
 
     def concat(self, op: Operation) -> SSAValue:
         """`top.concat`; operands of another scale are requantised."""
@@ -658,6 +730,8 @@ class Emitter:
                 )
             else:
                 codes = self.operand(op, index)
+                if op.results[0] in self.scales.given:
+                    codes = emit_given.restep(self, codes, kind.element_type, layer_of(op))
                 operands.append(self.rescale(codes, kind.element_type, layer_of(op)))
         self.ctx.decide(layer_of(op), STAGE, True, f"output scale {scale:.6g}")
         return self.append(
@@ -693,11 +767,18 @@ class Emitter:
 
     def host(self, op: Operation, reason: str) -> None:
         """Copy a float op; its operands are dequantised where they are codes."""
-        mapping = {value: self.as_float(value) for value in op.operands}
+        # What only re-orders elements reads them as they are: its own readers quantise.
+        mapping = {
+            value: self.as_float(value)
+            if op.name in LAYOUT_OPS
+            else emit_given.as_read(self, value)
+            for value in op.operands
+        }
         clone = op.clone(value_mapper=mapping)
         if op.name not in ("top.weight", "top.none"):
             clone.attributes["host"] = StringAttr(reason)
             self.ctx.decide(layer_of(op), STAGE, False, reason)
         self.block.add_op(clone)
+        self.hosted.add(op)
         for old, new in zip(op.results, clone.results, strict=True):
             self.floats[old] = new

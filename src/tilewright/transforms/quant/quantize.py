@@ -33,9 +33,10 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import compile_context
 from tilewright.quant.graph import argument_names, layer_of, main_function
 from tilewright.quant.table import CALIBRATION_ATTRIBUTE, CalibrationTable, read_attribute
-from tilewright.transforms.quant.classify import place
 from tilewright.transforms.quant.emit import Emitter
+from tilewright.transforms.quant.emit_given import as_read
 from tilewright.transforms.quant.emit_rows import rule_for
+from tilewright.transforms.quant.given import gives_sums, place_given
 from tilewright.transforms.quant.scales import EdgeScale, Scales, value_names
 
 if TYPE_CHECKING:
@@ -80,8 +81,16 @@ def quantize_module(
     arguments: dict[SSAValue, str] = dict(zip(old.args, argument_names(main), strict=True))
     constants = {op for op in ops if op.name in ("top.weight", "top.none")}
     layers = [op for op in ops if op not in constants]
-    hosts = place(layers, ctx.weights, rule_for(ctx.target))
     names = value_names(ops, arguments)
+    given = _given_arguments(main)
+    hosts = place_given(
+        layers,
+        ctx.weights,
+        rule_for(ctx.target),
+        names,
+        thresholds,
+        given,
+    )
     scales = Scales(
         layers,
         set(hosts),
@@ -90,7 +99,12 @@ def quantize_module(
         ctx.weights,
         asymmetric,
         ranges,
-        _given_arguments(main),
+        given,
+        {
+            op.results[0]: EdgeScale(1.0)
+            for op in layers
+            if op not in hosts and names[op.results[0]] not in thresholds and gives_sums(op, hosts)
+        },
     )
 
     block = Block(arg_types=[argument.type for argument in old.args])
@@ -109,7 +123,7 @@ def quantize_module(
                 emitter.emit(op)
     last = old.last_op
     assert isinstance(last, ReturnOp)
-    block.add_op(ReturnOp(*(emitter.as_float(value) for value in last.operands)))
+    block.add_op(ReturnOp(*(as_read(emitter, value) for value in last.operands)))
 
     main.detach_region(main.body)
     main.add_region(Region(block))

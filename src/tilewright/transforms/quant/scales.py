@@ -28,6 +28,7 @@ from tilewright.dialects.top.base import is_absent
 from tilewright.quant.graph import layer_of
 from tilewright.quant.parameters import SMALLEST_SCALE, scale_of
 from tilewright.transforms.quant.classify import (
+    LAYOUT_OPS,
     SCALE_KEEPERS,
     constant_name,
     is_constant,
@@ -108,7 +109,7 @@ def exact_gain(op: Operation, weights: WeightStore) -> float | None:
     return None
 
 
-def _feeds_product(value: SSAValue) -> bool:
+def feeds_product(value: SSAValue) -> bool:
     """Whether `value` is an operand of a product of two activations, which has no zero points."""
     stack, seen = [value], {value}
     while stack:
@@ -137,6 +138,7 @@ class Scales:
         asymmetric: bool = False,
         ranges: Mapping[str, tuple[float, float]] | None = None,
         given: Mapping[SSAValue, EdgeScale] | None = None,
+        unused: Mapping[SSAValue, EdgeScale] | None = None,
     ) -> None:
         """Work out all scales.
 
@@ -149,6 +151,7 @@ class Scales:
             asymmetric: see the module's text.
             ranges: least and greatest value by name, for asymmetric codes.
             given: scales of values that are not results of ops (arguments).
+            unused: any scale, for values that nobody reads as codes.
         """
         self.asymmetric = asymmetric
         self.ranges = ranges or {}
@@ -162,6 +165,12 @@ class Scales:
             scale = given_scale(op)
             if scale is not None:
                 self.known[op.results[0]] = scale
+            elif op.name in LAYOUT_OPS and op in hosts and op.operands[0] in self.known:
+                # The host re-orders a value that has a scale; the elements are the same.
+                self.known[op.results[0]] = self.known[op.operands[0]]
+        self.given = frozenset(self.known)
+        """Values whose scales the model gives: all 256 codes count, also with zero point 0."""
+        self.known.update(unused or {})
         self._align_concats(ops)
         for op in ops:
             if op not in hosts:
@@ -211,7 +220,7 @@ class Scales:
         owner = value.owner
         if isinstance(owner, Operation) and owner.name == "top.softmax" and owner not in self.hosts:
             # It reaches from 0 to 1, whatever was seen.
-            centred = not self.asymmetric or _feeds_product(value)
+            centred = not self.asymmetric or feeds_product(value)
             return EdgeScale(1 / 127) if centred else EdgeScale(1 / 255, -128)
         name = self.names[value]
         if name not in self.thresholds:
@@ -221,7 +230,7 @@ class Scales:
                 hint="calibrate the same model, after the same passes",
             )
         threshold = self.thresholds[name]
-        if not self.asymmetric or _feeds_product(value):
+        if not self.asymmetric or feeds_product(value):
             return EdgeScale(scale_of(threshold))
         low, high = self.ranges.get(name, (-threshold, threshold))
         return asymmetric_scale(low if self._negative(value) else 0.0, high)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TOP_PASSES: tuple[str, ...] = (
     "top-eliminate-dead-code",
+    "top-absorb-weights",
     "top-fold-constants",
     "top-simplify-shapes",
     "top-common-subexpressions",
@@ -15,6 +16,7 @@ TOP_PASSES: tuple[str, ...] = (
     "top-fuse-activation",
     "top-simplify-shapes",
     "top-common-subexpressions",
+    "top-absorb-qdq",
     "top-eliminate-dead-code",
 )
 """Everything but the layout, in order. Recognition comes before folding, which would take

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from xdsl.dialects.builtin import StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from tilewright.dialects import top
@@ -163,6 +164,18 @@ def fold_after(graph: Graph, producer: top.TopOp, affine: Affine) -> str | None:
         return read
     weights, bias, dtype = read
     scale = np.broadcast_to(affine.scale, bias.shape)
+    given = producer.attributes.get("weight_scale")
+    if isinstance(given, StringAttr):
+        # The codes stay what they are, up to their sign.
+        if (scale == 0).any():
+            return "a factor of zero would lose the given scale of its weights"
+        scales = graph.weights.get(given.data) * np.abs(scale)
+        graph.set(
+            producer,
+            weight_scale=graph.weights.add(given.data, scales),
+            bias_codes=None,
+            bias_scale=None,
+        )
     view, shape = _output_view(producer, weights)
     scaled = view * scale.reshape(-1, *[1] * (view.ndim - 1))
     return _write(
@@ -176,6 +189,8 @@ def fold_after(graph: Graph, producer: top.TopOp, affine: Affine) -> str | None:
 
 def fold_before(graph: Graph, affine: Affine, consumer: top.TopOp) -> str | None:
     """Fold `affine`, applied to `consumer`'s input, into `consumer`; return why not, or None."""
+    if "weight_scale" in consumer.attributes:
+        return "its weights have given scales, which do not vary along its inputs"
     if isinstance(consumer, top.ConvTransposeOp):
         return "folding forward into a transposed convolution is not exact at the border"
     if affine.axis != linear_axis(consumer):

@@ -29,7 +29,7 @@ from xdsl.passes import ModulePass
 from tilewright.diagnostics import UsageError
 from tilewright.dialects import top
 from tilewright.dialects.top.module import boundary_names
-from tilewright.transforms.top.graph import Graph, element_of, shape_of
+from tilewright.transforms.top.graph import Graph, element_of, keep_scale, shape_of
 from tilewright.transforms.top.simplify_shapes import simplify
 
 TO_NHWC = (0, 2, 3, 1)
@@ -224,6 +224,7 @@ class _Layout:
             if key not in self.forms:
                 relaid = np.ascontiguousarray(array.reshape(full).transpose(TO_NHWC))
                 self.forms[key] = graph.weight(f"{self.name_of(value)}/nhwc", relaid, before)
+                keep_scale(value, self.forms[key])
             return self.forms[key]
         if _rank(value) == 4:
             return self.nhwc(value, before)

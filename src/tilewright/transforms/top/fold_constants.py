@@ -20,7 +20,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import top
 from tilewright.ir.weights import Array
 from tilewright.runtime.float_executor import TopSession
-from tilewright.transforms.top.graph import Graph
+from tilewright.transforms.top.graph import Graph, keep_scale
 
 
 def _bytes(kind: Attribute) -> int | None:
@@ -101,6 +101,8 @@ class FoldConstantsPass(ModulePass):
         for op in graph.block.ops:
             if isinstance(op, top.WeightOp | top.NoneOp):
                 constant.update(op.results)
+            elif isinstance(op, top.DequantizeLinearOp):
+                continue  # its codes are wanted: `top-absorb-weights`, `top-absorb-qdq`
             elif isinstance(op, top.TopOp) and all(value in constant for value in op.operands):
                 sizes = [_bytes(result.type) for result in op.results]
                 if any(size is None for size in sizes):
@@ -124,6 +126,11 @@ class FoldConstantsPass(ModulePass):
                 if result in arrays:
                     suffix = f":{index}" if index else ""
                     name = f"{layer.layer_name}{suffix}"
-                    result.replace_all_uses_with(graph.weight(name, arrays[result], layer))
+                    value = graph.weight(name, arrays[result], layer)
+                    source = result
+                    while isinstance(source.owner, top.ReshapeOp | top.TransposeOp):
+                        source = source.owner.operands[0]
+                    keep_scale(source, value)
+                    result.replace_all_uses_with(value)
             graph.fired(layer.layer_name, "depends on constants only: evaluated")
             graph.remove(layer)

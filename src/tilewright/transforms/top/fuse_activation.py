@@ -43,6 +43,8 @@ class FuseActivationPass(ModulePass):
                     graph.refused(layer.layer_name, f'{kind} "{producer.layer_name}" has no clamp')
                 continue
             reason = graph.shared(source)
+            if "quant_scale" in producer.attributes or "quant_scale" in layer.attributes:
+                reason = "the model quantises between the two"
             if reason is not None:
                 graph.refused(layer.layer_name, f'"{producer.layer_name}": {reason}')
                 continue

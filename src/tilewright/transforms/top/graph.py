@@ -265,6 +265,14 @@ def compose_clamps(
     return (low if least is None else least), (high if most is None else most)
 
 
+def keep_scale(old: SSAValue, new: SSAValue) -> None:
+    """Give a constant the codes' scale of the one it was re-ordered from, if that has one."""
+    if isinstance(old.owner, Operation) and isinstance(new.owner, Operation):
+        for key in ("quant_scale", "quant_zero"):
+            if key in old.owner.attributes:
+                new.owner.attributes[key] = old.owner.attributes[key]
+
+
 def channel_axis(op: Operation) -> int:
     """Return the channel axis of an image operation's tensors."""
     value = op.attributes.get("layout")
@@ -282,5 +290,6 @@ __all__ = [
     "float32",
     "has_clamp",
     "is_float",
+    "keep_scale",
     "shape_of",
 ]
