@@ -217,11 +217,6 @@ class Scales:
         return None
 
     def _own(self, value: SSAValue) -> EdgeScale:
-        owner = value.owner
-        if isinstance(owner, Operation) and owner.name == "top.softmax" and owner not in self.hosts:
-            # It reaches from 0 to 1, whatever was seen.
-            centred = not self.asymmetric or feeds_product(value)
-            return EdgeScale(1 / 127) if centred else EdgeScale(1 / 255, -128)
         name = self.names[value]
         if name not in self.thresholds:
             raise TilewrightError(
@@ -230,6 +225,12 @@ class Scales:
                 hint="calibrate the same model, after the same passes",
             )
         threshold = self.thresholds[name]
+        owner = value.owner
+        if isinstance(owner, Operation) and owner.name == "top.softmax" and owner not in self.hosts:
+            # Never beyond 1, and never negative; less if that is all that was seen.
+            threshold = min(threshold, 1.0)
+            if self.asymmetric and not feeds_product(value):
+                return asymmetric_scale(0.0, threshold)
         if not self.asymmetric or feeds_product(value):
             return EdgeScale(scale_of(threshold))
         low, high = self.ranges.get(name, (-threshold, threshold))
