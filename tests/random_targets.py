@@ -50,6 +50,7 @@ def random_target(seed: int) -> Hardware:
             "mac_latency": pick(1, 12, 1000),
             "vector_latency": pick(1, 3, 1000),
             "queue_depth": pick(2, 3, 16, 64),
+            "vector_rows": bool(pick(0, 1)),
         }
         try:
             return Hardware.model_validate(fields)

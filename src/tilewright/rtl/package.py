@@ -24,8 +24,9 @@ from tilewright.spec.isa import (
     Instruction,
     Kind,
 )
+from tilewright.spec.limits import ROWS
 from tilewright.spec.program import ADDRESSES, MAC, SEQ, VEC
-from tilewright.spec.timing import dma_to_core
+from tilewright.spec.timing import LAYER_NORM_WAIT, SOFTMAX_WAIT, dma_to_core
 
 _KEYWORDS = {"wait": "wait_mask", "signal": "signal_mask", "function": "function_code"}
 """Fields whose names SystemVerilog reserves."""
@@ -67,6 +68,8 @@ def _parameters(hardware: Hardware) -> dict[str, int]:
         "DMA_STREAM_LATENCY": dma_to_core(hardware, latency * hardware.dma_stream_latency_factor),
         "MAC_LATENCY": hardware.mac_latency,
         "VECTOR_LATENCY": hardware.vector_latency,
+        "SOFTMAX_WAIT": SOFTMAX_WAIT,
+        "LAYER_NORM_WAIT": LAYER_NORM_WAIT,
         "QUEUE_DEPTH": hardware.queue_depth,
         "INSTRUCTION_BITS": INSTRUCTION_BITS,
     }
@@ -117,11 +120,13 @@ def _with_registers() -> Iterator[str]:
     yield "  endfunction"
 
 
-def _legal() -> Iterator[str]:
+def _legal(hardware: Hardware) -> Iterator[str]:
     yield "  // Whether a word decodes: opcode assigned, reserved bits zero, ENUMs in range."
     yield "  function automatic logic is_legal(input logic [511:0] word);"
     yield "    case (word[7:0])"
     for instruction in INSTRUCTIONS:
+        if instruction.name in ROWS and not hardware.vector_rows:
+            continue
         terms: list[str] = []
         if instruction.used_bits < INSTRUCTION_BITS:
             terms.append(f"word[511:{instruction.used_bits}] == '0")
@@ -219,6 +224,7 @@ def sv_package(hardware: Hardware, *, faults: bool = False) -> str:
         "  // First 64 bits of the target's digest, as in image headers.",
         f"  localparam logic [63:0] TARGET_DIGEST = 64'h{digest};",
         "",
+        f"  localparam bit HAS_ROWS = 1'b{int(hardware.vector_rows)};",
         f"  localparam bit FAULTS_BUILT = 1'b{int(faults)};",
     ]
     for fault in FAULTS:
@@ -231,7 +237,7 @@ def sv_package(hardware: Hardware, *, faults: bool = False) -> str:
     for instruction in INSTRUCTIONS:
         lines += _struct(instruction)
     lines += _TYPES.splitlines()
-    for part in (_with_registers(), _legal(), _engine_of()):
+    for part in (_with_registers(), _legal(hardware), _engine_of()):
         lines += ["", *part]
     lines += ["endpackage"]
     lines += ["/* verilator lint_on UNUSEDPARAM */", "/* verilator lint_on UNUSEDSIGNAL */", ""]

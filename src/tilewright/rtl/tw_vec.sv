@@ -30,15 +30,17 @@ module tw_vec
     output logic                         accumulator_stall
 );
   localparam int unsigned ADDRESS_BITS = WORD_ADDRESS_BITS + $clog2(W);
-  // The largest operand is a block of parameters or a table; B's are at most one element a lane.
+  // The largest operand is a block of parameters or a table; B's are at most one element a lane,
+  // or what a layer normalisation needs of each.
   localparam int unsigned BLOCK_BYTES = 9 * LANES > 256 ? 9 * LANES : 256;
   localparam int unsigned COUNT_BITS = $clog2(BLOCK_BYTES + W);
   localparam int unsigned A_BITS = $clog2((BLOCK_BYTES + W - 2) / W + 1);
-  localparam int unsigned B_BITS = $clog2((LANES + W - 2) / W + 1);
+  localparam int unsigned B_BYTES = HAS_ROWS ? 6 * LANES : LANES;
+  localparam int unsigned B_BITS = $clog2((B_BYTES + W - 2) / W + 1);
+  localparam int unsigned CHUNK_BITS = $clog2(LANES + 1);
   localparam int unsigned RESULT_BITS = $clog2(4 * LANES + 1);
 
   logic run_q;
-  logic has_result_q;
   logic [31:0] signals_q;
   assign idle = !run_q;
   assign pop = idle && head_valid;
@@ -51,11 +53,14 @@ module tw_vec
   logic [5:0] entry;
   logic [6:0] v_register;
   logic signed [31:0] weight;
+  logic chunk_first, pass_first, pass_last, row_ready;
+  logic [CHUNK_BITS-1:0] chunk;
+  logic has_result;
   logic [ADDRESS_BITS-1:0] result_address;
   logic [RESULT_BITS-1:0] result_bytes;
   logic push;
   logic [LANES*32-1:0] result;
-  logic last_left, retire;
+  logic none_left, last_left, retire;
 
   // A register, so that the lanes depend on no input of the chip directly (faster simulation).
   logic [7:0] fault_q;
@@ -67,16 +72,17 @@ module tw_vec
 
   tw_vec_reader #(
       .ADDRESS_BITS(ADDRESS_BITS), .COUNT_BITS(COUNT_BITS), .A_BITS(A_BITS), .B_BITS(B_BITS),
-      .RESULT_BITS(RESULT_BITS)
+      .CHUNK_BITS(CHUNK_BITS), .RESULT_BITS(RESULT_BITS)
   ) reader (.fault(fault_q), .start(pop), .*);
 
   tw_vec_lanes #(
-      .BLOCK_BYTES(BLOCK_BYTES), .A_BITS(A_BITS), .B_BITS(B_BITS)
+      .BLOCK_BYTES(BLOCK_BYTES), .B_BYTES(B_BYTES), .A_BITS(A_BITS), .B_BITS(B_BITS),
+      .CHUNK_BITS(CHUNK_BITS)
   ) lanes (.fault(fault_q), .start(pop), .*);
 
   tw_vec_writer #(
       .ADDRESS_BITS(ADDRESS_BITS), .RESULT_BITS(RESULT_BITS)
-  ) writer (.start(pop), .has_result(has_result_q), .*);
+  ) writer (.start(pop), .*);
 
   assign done = run_q && retire && last_left && !reading;
   assign done_signals = done ? signals_q : '0;
@@ -88,7 +94,6 @@ module tw_vec
       run_q <= 1'b0;
     end else if (pop) begin
       run_q <= 1'b1;
-      has_result_q <= head[7:0] != OP_VEC_PARAM && head[7:0] != OP_VEC_TABLE;
       signals_q <= head[71:40];
     end else if (done) begin
       run_q <= 1'b0;

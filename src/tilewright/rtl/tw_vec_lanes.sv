@@ -9,8 +9,10 @@ module tw_vec_lanes
   import tw_pkg::*;
 #(
     parameter int unsigned BLOCK_BYTES,  // of the largest operand: parameters or a table
+    parameter int unsigned B_BYTES,      // of the largest on port B
     parameter int unsigned A_BITS,       // of the number of a word in its operand
-    parameter int unsigned B_BITS
+    parameter int unsigned B_BITS,
+    parameter int unsigned CHUNK_BITS    // of the number of elements of a chunk
 ) (
     input  logic                  clk,
     input  logic                  rst,
@@ -32,6 +34,11 @@ module tw_vec_lanes
     input  logic [5:0]            entry,
     input  logic [6:0]            v_register,
     input  logic signed [31:0]    weight,
+    input  logic                  chunk_first,  // rows, as in the reader
+    input  logic                  pass_first,
+    input  logic                  pass_last,
+    input  logic [CHUNK_BITS-1:0] chunk,
+    input  logic                  row_ready,
     output logic                  push,
     output logic [LANES*32-1:0]   result
 );
@@ -40,6 +47,9 @@ module tw_vec_lanes
   localparam int unsigned V_BITS = $clog2(V_REGISTERS);
   localparam int unsigned TABLE_REGISTERS = (256 + 4 * LANES - 1) / (4 * LANES);
   localparam int unsigned TABLE_BITS = TABLE_REGISTERS * LANES * 32;
+  localparam int unsigned POWER_REGISTERS = (512 + 4 * LANES - 1) / (4 * LANES);
+  localparam int unsigned POWER_BITS = POWER_REGISTERS * LANES * 32;
+  localparam int unsigned B_WORDS = (B_BYTES + W - 2) / W + 1;
   localparam int unsigned BLOCK_WORDS = (BLOCK_BYTES + W - 2) / W + 1;
   localparam int unsigned LANE_WORDS = (LANES + W - 2) / W + 1;
   localparam bit COLLECTED = VECTOR_LATENCY >= 2;
@@ -61,7 +71,8 @@ module tw_vec_lanes
   // The shift with the target's rounding, zero point and clamp. Limits are without the zero point.
   function automatic logic [7:0] rescale(
       input logic signed [63:0] value, input logic [5:0] amount, input logic [7:0] zero,
-      input logic signed [9:0] low, input logic signed [9:0] high, input logic other_ties);
+      input logic signed [9:0] low, input logic signed [9:0] high, input logic floored,
+      input logic other_ties);
     logic [63:0] half;
     logic [63:0] rest;  // what is shifted out
     logic signed [63:0] whole;
@@ -77,7 +88,7 @@ module tw_vec_lanes
       ROUND_HALF_EVEN: up = tie ? (other_ties || whole[0]) : rest > half;
       default:         up = (tie && other_ties) || (value[63] && rest != '0);
     endcase
-    if (up) whole = whole + 64'sd1;
+    if (up && !floored) whole = whole + 64'sd1;
     if (whole < 64'(low)) whole = 64'(low);
     else if (whole > 64'(high)) whole = 64'(high);
     rescale = whole[7:0] + zero;  // exact: the sum is in the clamp's range
@@ -90,12 +101,16 @@ module tw_vec_lanes
   vec_eltwise_t of_eltwise;
   vec_copy_t    of_copy;
   vec_resize_t  of_resize;
+  vec_softmax_t of_softmax;
+  vec_layer_norm_t of_norm;
   /* verilator lint_on UNUSEDSIGNAL */
   assign of_param   = vec_param_t'(head);
   assign of_drain   = vec_drain_t'(head);
   assign of_eltwise = vec_eltwise_t'(head);
   assign of_copy    = vec_copy_t'(head);
   assign of_resize  = vec_resize_t'(head);
+  assign of_softmax = vec_softmax_t'(head);
+  assign of_norm    = vec_layer_norm_t'(head);
 
   logic [7:0] opcode_q;
   logic [2:0] op_q;
@@ -105,6 +120,7 @@ module tw_vec_lanes
   logic as_is_q;  // the result is a code already: nothing is rescaled
   logic use_table_q;
   logic [V_BITS-1:0] v_table_q;
+  logic [4:0] norm_shift_q;
   logic signed [7:0] za_q;
   logic signed [7:0] zb_q;
   logic signed [63:0] bias_q;
@@ -130,6 +146,14 @@ module tw_vec_lanes
         {lo, hi, zp} = {of_resize.lo, of_resize.hi, of_resize.zp};
         {bias, bias_shift} = {of_resize.bias, of_resize.bias_shift};
       end
+      OP_VEC_SOFTMAX: begin
+        {lo, hi, zp} = {of_softmax.lo, of_softmax.hi, of_softmax.zp};
+        {bias, bias_shift} = '0;
+      end
+      OP_VEC_LAYER_NORM: begin
+        {lo, hi, zp} = {of_norm.lo, of_norm.hi, of_norm.zp};
+        {bias, bias_shift} = '0;
+      end
       default: begin
         {lo, hi, zp} = {of_drain.lo, of_drain.hi, of_drain.zp};
         {bias, bias_shift} = '0;
@@ -145,7 +169,12 @@ module tw_vec_lanes
       raw_q <= head[7:0] == OP_VEC_DRAIN && of_drain.raw;
       use_table_q <= head[7:0] == OP_VEC_DRAIN ? of_drain.use_table :
                      head[7:0] == OP_VEC_COPY && of_copy.use_table;
-      v_table_q <= V_BITS'(head[7:0] == OP_VEC_DRAIN ? of_drain.v_table : of_copy.v_table);
+      case (head[7:0])
+        OP_VEC_DRAIN:   v_table_q <= V_BITS'(of_drain.v_table);
+        OP_VEC_SOFTMAX: v_table_q <= V_BITS'(of_softmax.v_table);
+        default:        v_table_q <= V_BITS'(of_copy.v_table);
+      endcase
+      norm_shift_q <= of_norm.shift;
       case (head[7:0])
         OP_VEC_ELTWISE: as_is_q <= of_eltwise.op >= 3'd3;
         OP_VEC_COPY:    as_is_q <= !of_copy.requantise;
@@ -167,6 +196,9 @@ module tw_vec_lanes
   wire is_param = opcode_q == OP_VEC_PARAM;
   wire is_table = opcode_q == OP_VEC_TABLE;
   wire is_drain = opcode_q == OP_VEC_DRAIN;
+  wire is_softmax = HAS_ROWS && opcode_q == OP_VEC_SOFTMAX;
+  wire is_norm = HAS_ROWS && opcode_q == OP_VEC_LAYER_NORM;
+  wire is_rows = is_softmax || is_norm;
 
   // What is known of an item in the cycle after its last grant, and in the one after that.
   typedef struct packed {
@@ -177,6 +209,10 @@ module tw_vec_lanes
     logic [5:0] entry;
     logic [6:0] v_register;
     logic signed [31:0] weight;
+    logic chunk_first;
+    logic pass_first;
+    logic pass_last;
+    logic [CHUNK_BITS-1:0] chunk;
   } item_t;
   item_t early_q;
   item_t late_q;
@@ -190,12 +226,13 @@ module tw_vec_lanes
     early_valid_q <= item_done && !rst;
     late_valid_q  <= early_valid_q && !rst;
     a_arrives_q   <= a_take && !rst;
-    b_arrives_q   <= b_take && opcode_q == OP_VEC_ELTWISE && !rst;  // else entries of tables
+    b_arrives_q   <= b_take && opcode_q != OP_VEC_RESIZE && !rst;  // of that: entries of tables
     if (a_take) a_word_q <= a_word;
     if (b_take) b_word_q <= b_word;
     if (item_done)
       early_q <= '{first: item_first, last: complete, a_offset: a_offset, b_offset: b_offset,
-                   entry: entry, v_register: v_register, weight: weight};
+                   entry: entry, v_register: v_register, weight: weight, chunk_first: chunk_first,
+                   pass_first: pass_first, pass_last: pass_last, chunk: chunk};
     if (early_valid_q) late_q <= early_q;
   end
 
@@ -207,7 +244,7 @@ module tw_vec_lanes
 
   // Collectors. Words stay where they are until the first word of a later item comes.
   logic [WB-1:0] a_words_q[BLOCK_WORDS];
-  logic [WB-1:0] b_words_q[LANE_WORDS];
+  logic [WB-1:0] b_words_q[B_WORDS];
   logic [N*32-1:0] m_q;
   always_ff @(posedge clk) begin
     if (a_arrives_q) a_words_q[a_word_q] <= a_data;
@@ -249,6 +286,52 @@ module tw_vec_lanes
     end
   end
 
+  // Rows: the codes of a chunk, and what they have in common with the rest of their row.
+  logic [15:0] reciprocal;
+  logic [5:0] amount;
+  logic [30:0] slope;
+  logic signed [38:0] offset;
+  logic [LANES-1:0][15:0] powers;
+  if (HAS_ROWS) begin : g_rows
+    logic [7:0] peak;
+    logic [LANES-1:0][7:0] codes;
+    wire take = compute && is_rows;
+    /* verilator lint_off LATCH */  // variables of a block are no latches
+    always_comb begin
+      codes  = '0;
+      powers = '0;
+      if (take) begin
+        automatic logic [LANE_WORDS*WB-1:0] flat;
+        automatic logic [POWER_BITS-1:0] entries;
+        for (int unsigned i = 0; i < LANE_WORDS; i++)
+          flat[i*WB+:WB] = !COLLECTED && a_arrives_q && a_word_q == A_BITS'(i) ?
+              a_data : a_words_q[i];
+        codes = flat[32'(item.a_offset)*8+:LANES*8];
+        if (is_softmax) begin
+          for (int unsigned i = 0; i < POWER_REGISTERS; i++)
+            entries[i*LANES*32+:LANES*32] = v_q[v_table_q+V_BITS'(i)];
+          for (int unsigned i = 0; i < LANES; i++) begin
+            automatic logic [7:0] below;
+            below = peak - codes[i];
+            powers[i] = entries[32'(below)*16+:16];
+          end
+        end
+      end
+    end
+    /* verilator lint_on LATCH */
+    tw_vec_rows #(
+        .CHUNK_BITS(CHUNK_BITS)
+    ) rows (
+        .chunk_first(item.chunk_first), .pass_first(item.pass_first), .pass_last(item.pass_last),
+        .elements(item.chunk), .*
+    );
+  end else begin : g_no_rows
+    assign {reciprocal, amount, slope, offset, powers} = '0;
+    /* verilator lint_off UNUSEDSIGNAL */
+    wire unused = &{row_ready, item.chunk_first, item.pass_first, item.pass_last, item.chunk};
+    /* verilator lint_on UNUSEDSIGNAL */
+  end
+
   // The sum before the shift: an addend and a factor times the multiplier. Of results that are
   // codes or raw already: the addend alone.
   logic [LANES-1:0][63:0] sum;
@@ -264,7 +347,7 @@ module tw_vec_lanes
     peak = '0;
     if (compute && !is_param && !is_table) begin
       automatic logic [LANE_WORDS*WB-1:0] a_flat;
-      automatic logic [LANE_WORDS*WB-1:0] b_flat;
+      automatic logic [B_WORDS*WB-1:0] b_flat;
       automatic logic [LANES-1:0][7:0] a;
       automatic logic [LANES-1:0][7:0] b;
       automatic logic [LANES-1:0][30:0] multipliers;
@@ -272,6 +355,8 @@ module tw_vec_lanes
       for (int unsigned i = 0; i < LANE_WORDS; i++) begin
         a_flat[i*WB+:WB] = !COLLECTED && a_arrives_q && a_word_q == A_BITS'(i) ?
             a_data : a_words_q[i];
+      end
+      for (int unsigned i = 0; i < B_WORDS; i++) begin
         b_flat[i*WB+:WB] = !COLLECTED && b_arrives_q && b_word_q == B_BITS'(i) ?
             b_data : b_words_q[i];
       end
@@ -319,6 +404,27 @@ module tw_vec_lanes
           factors[i] = '0;
           sum[i] = 64'(peak[i]);
         end
+        OP_VEC_SOFTMAX:
+        for (int unsigned i = 0; i < LANES; i++) begin
+          factors[i] = 64'(powers[i]);
+          multipliers[i] = 31'(reciprocal);
+          sum[i] = (64'd1 << amount) >> 1;
+        end
+        OP_VEC_LAYER_NORM: begin
+          automatic logic [B_BYTES*8-1:0] block;
+          block = b_flat[32'(item.b_offset)*8+:B_BYTES*8];
+          for (int unsigned i = 0; i < LANES; i++) begin
+            automatic logic signed [39:0] wide;
+            automatic logic signed [24:0] z;
+            automatic logic signed [15:0] gain;
+            wide = 40'(signed'(a[i])) * 40'(signed'({1'b0, slope})) - 40'(offset);
+            z = 25'(wide >>> amount);
+            gain = block[(2*LANES+i)*16+:16];
+            factors[i] = gain < 0 ? -64'(z) : 64'(z);
+            multipliers[i] = 31'(unsigned'(gain < 0 ? -17'(gain) : 17'(gain)));
+            sum[i] = 64'(signed'(block[i*32+:32]));
+          end
+        end
         default:  // resize
         for (int unsigned i = 0; i < LANES; i++) begin
           automatic logic signed [8:0] x;
@@ -332,7 +438,7 @@ module tw_vec_lanes
         end
       endcase
       if (item.last && !as_is_q && !raw_q) begin
-        if (!is_drain) multipliers = {LANES{multipliers[0]}};
+        if (!is_drain && !is_rows) multipliers = {LANES{multipliers[0]}};
         for (int unsigned i = 0; i < LANES; i++)
           sum[i] = signed'(sum[i]) +
               64'(signed'(factors[i][FACTOR_BITS-1:0])) * signed'({33'b0, multipliers[i]});
@@ -384,8 +490,10 @@ module tw_vec_lanes
         shifts = shifts_q[place(shift_entry, f_param_alias)];
         if (!is_drain) shifts = {LANES{shifts[0]}};
         if (f_shift_high) shifts = shifts & {LANES{6'h1f}};
+        if (is_rows) shifts = {LANES{is_softmax ? amount : 6'(norm_shift_q)}};
         for (int unsigned i = 0; i < LANES; i++)
-          codes[i] = rescale(signed'(shift_sum[i]), shifts[i], zp_q, low_q, high_q, f_round_ties);
+          codes[i] = rescale(signed'(shift_sum[i]), shifts[i], zp_q, low_q, high_q, is_rows,
+                             f_round_ties);
       end
       if (use_table_q) begin
         automatic logic [TABLE_BITS-1:0] entries;

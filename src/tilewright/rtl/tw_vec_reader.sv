@@ -11,6 +11,7 @@ module tw_vec_reader
     parameter int unsigned COUNT_BITS,    // of bytes and words of a vector's operand
     parameter int unsigned A_BITS,        // of the number of a word in the lanes' collectors
     parameter int unsigned B_BITS,
+    parameter int unsigned CHUNK_BITS,    // of the number of elements of a chunk
     parameter int unsigned RESULT_BITS    // of bytes of a result
 ) (
     input  logic                          clk,
@@ -19,6 +20,9 @@ module tw_vec_reader
     input  logic                          start,      // the cycle of the pop
     input  logic [511:0]                  head,
     input  logic                          window,     // another vector may be in flight (state)
+    input  logic                          none_left,  // no vector is in flight (state)
+    input  logic                          last_left,  // one is (state)
+    input  logic                          retire,     // the oldest is finished in this cycle
     output logic                          reading,    // vectors are left to read (state)
     output sram_request_t                 a_request,
     input  logic                          a_granted,
@@ -42,8 +46,14 @@ module tw_vec_reader
     output logic [5:0]                    entry,
     output logic [6:0]                    v_register,
     output logic signed [31:0]            weight,
+    output logic                          chunk_first,   // rows: of its pass
+    output logic                          pass_first,    // of its row
+    output logic                          pass_last,
+    output logic [CHUNK_BITS-1:0]         chunk,         // elements of the vector
+    output logic                          row_ready,  // rows: all before the last pass is finished
     // The vector is read; also to the writer.
     output logic                          complete,
+    output logic                          has_result,  // and writes something
     output logic [ADDRESS_BITS-1:0]       result_address,
     output logic [RESULT_BITS-1:0]        result_bytes
 );
@@ -63,6 +73,8 @@ module tw_vec_reader
   vec_copy_t    of_copy;
   vec_pool_t    of_pool;
   vec_resize_t  of_resize;
+  vec_softmax_t of_softmax;
+  vec_layer_norm_t of_norm;
   /* verilator lint_on UNUSEDSIGNAL */
   assign of_param   = vec_param_t'(head);
   assign of_table   = vec_table_t'(head);
@@ -71,6 +83,8 @@ module tw_vec_reader
   assign of_copy    = vec_copy_t'(head);
   assign of_pool    = vec_pool_t'(head);
   assign of_resize  = vec_resize_t'(head);
+  assign of_norm    = vec_layer_norm_t'(head);
+  assign of_softmax = vec_softmax_t'(head);
 
   // What the loops need of an instruction, decoded from the head. Counts are value - 1.
   logic [15:0] last0;
@@ -178,6 +192,40 @@ module tw_vec_reader
         d_step[1] = ADDRESS_BITS'(of_resize.dst_sx);
         d_step[2] = ADDRESS_BITS'(of_resize.dst_sy);
       end
+      OP_VEC_SOFTMAX: begin
+        // Level 1 goes over the passes, which begin at the row's first element again.
+        dense     = 1'b1;
+        last0     = 16'(of_softmax.n0);
+        last1     = 14'd2;
+        last2     = of_softmax.n1;
+        last3     = of_softmax.n2;
+        a_start   = ADDRESS_BITS'(of_softmax.src);
+        d_start   = ADDRESS_BITS'(of_softmax.dst);
+        a_step[0] = ADDRESS_BITS'(LANES);
+        d_step[0] = ADDRESS_BITS'(LANES);
+        a_step[2] = ADDRESS_BITS'(of_softmax.src_s1);
+        d_step[2] = ADDRESS_BITS'(of_softmax.dst_s1);
+        a_step[3] = ADDRESS_BITS'(of_softmax.src_s2);
+        d_step[3] = ADDRESS_BITS'(of_softmax.dst_s2);
+      end
+      OP_VEC_LAYER_NORM: begin
+        // Stream B, the parameters, begins again with every pass.
+        dense     = 1'b1;
+        last0     = 16'(of_norm.n0);
+        last1     = 14'd1;
+        last2     = of_norm.n1;
+        last3     = of_norm.n2;
+        a_start   = ADDRESS_BITS'(of_norm.src);
+        b_start   = ADDRESS_BITS'(of_norm.params);
+        d_start   = ADDRESS_BITS'(of_norm.dst);
+        a_step[0] = ADDRESS_BITS'(LANES);
+        b_step[0] = ADDRESS_BITS'(6 * LANES);
+        d_step[0] = ADDRESS_BITS'(LANES);
+        a_step[2] = ADDRESS_BITS'(of_norm.src_s1);
+        d_step[2] = ADDRESS_BITS'(of_norm.dst_s1);
+        a_step[3] = ADDRESS_BITS'(of_norm.src_s2);
+        d_step[3] = ADDRESS_BITS'(of_norm.dst_s2);
+      end
       default: ;
     endcase
   end
@@ -207,6 +255,8 @@ module tw_vec_reader
   wire is_drain = opcode_q == OP_VEC_DRAIN;
   wire is_eltwise = opcode_q == OP_VEC_ELTWISE;
   wire is_resize = opcode_q == OP_VEC_RESIZE;
+  wire is_softmax = HAS_ROWS && opcode_q == OP_VEC_SOFTMAX;
+  wire is_norm = HAS_ROWS && opcode_q == OP_VEC_LAYER_NORM;
 
   // Loop state: what is left at each level, minus one.
   logic reading_q;
@@ -221,7 +271,6 @@ module tw_vec_reader
   logic [6:0] v_register_q;
 
   assign reading = reading_q;
-  wire may_read = reading_q && window;
 
   wire end0 = dense_q ? left0_q < 16'(LANES) : left0_q == '0;
   logic [1:0] level;  // the loop that goes on after this vector
@@ -234,6 +283,16 @@ module tw_vec_reader
   wire last_vector = level == 2'd3 && left3_q == '0;
   wire [COUNT_BITS-1:0] elements = dense_q ?
       (end0 ? COUNT_BITS'(left0_q) + 1'b1 : COUNT_BITS'(LANES)) : COUNT_BITS'(1);
+
+  // Rows: a pass needs what those before it gave; the last one, what is made of that.
+  logic [5:0] wait_q;
+  assign chunk_first = left0_q == last0_q;
+  assign pass_first = left1_q == last1_q;
+  assign pass_last = left1_q == '0;
+  wire stands = (is_softmax || is_norm) && reading_q && chunk_first && !pass_first;
+  wire may_read = reading_q && window && !(stands && (!none_left || wait_q != '0));
+  assign row_ready = stands && pass_last && retire && last_left;
+  assign chunk = CHUNK_BITS'(elements);
 
   // Window of a pool, and the four neighbours of a resize: items of one vector.
   logic [7:0] window_row_q;
@@ -285,11 +344,12 @@ module tw_vec_reader
   logic [COUNT_BITS-1:0] b_bytes;
   always_comb begin
     if (is_resize) b_bytes = COUNT_BITS'(8);
+    else if (is_norm) b_bytes = COUNT_BITS'(6 * LANES);
     else b_bytes = scalar_q ? COUNT_BITS'(1) : elements;
   end
   assign b_offset = b_address[WORD_BITS-1:0];
   wire [COUNT_BITS-1:0] b_last = (COUNT_BITS'(b_offset) + b_bytes - 1'b1) >> WORD_BITS;
-  wire uses_b = is_eltwise || is_resize;
+  wire uses_b = is_eltwise || is_resize || (is_norm && pass_last);
   wire b_on = may_read && uses_b && !b_done_q;
   assign b_take = b_on && b_granted;
   assign b_word = B_BITS'(b_word_q);
@@ -324,6 +384,7 @@ module tw_vec_reader
   assign item_done = complete || (a_item && !last_item);
   assign entry = entry_q;
   assign v_register = v_register_q;
+  assign has_result = !is_param && !is_table && (pass_last || !(is_softmax || is_norm));
   assign result_address = d_q[0];
   always_comb begin
     result_bytes = RESULT_BITS'(elements);
@@ -456,6 +517,7 @@ module tw_vec_reader
       entries_q <= 1'b0;
       odd_column_q <= 1'b0;
       entry_valid_q <= 1'b0;
+      wait_q <= '0;
     end else begin
       entry_valid_q <= b_take && is_resize;
       if (a_take) a_word_q <= a_item ? '0 : a_word_q + 1'b1;
@@ -463,6 +525,8 @@ module tw_vec_reader
       if (a_all) a_done_q <= 1'b1;
       if (b_all) b_done_q <= 1'b1;
       if (b_item) read_row_q <= 1'b0;
+      if (row_ready) wait_q <= is_norm ? 6'(LAYER_NORM_WAIT) : 6'(SOFTMAX_WAIT);
+      else if (wait_q != '0) wait_q <= wait_q - 1'b1;
       if (entry_valid_q && entry_last_q && !entry_row_q) entries_q <= 1'b1;
       if (a_item) begin
         if (last_item) begin
@@ -482,7 +546,7 @@ module tw_vec_reader
       end
       if (complete) begin
         a_done_q <= 1'b0;
-        if (is_eltwise || new_pixel) b_done_q <= 1'b0;
+        if (is_eltwise || is_norm || new_pixel) b_done_q <= 1'b0;
         reading_q <= !last_vector;
         for (int unsigned i = 0; i < 4; i++) begin
           if (i <= 32'(level)) begin

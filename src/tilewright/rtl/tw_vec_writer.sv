@@ -10,8 +10,8 @@ module tw_vec_writer
     input  logic                    clk,
     input  logic                    rst,
     input  logic                    start,       // the cycle of the pop
-    input  logic                    has_result,  // the vectors of this instruction write something
     input  logic                    complete,    // a vector was read in this cycle
+    input  logic                    has_result,  // it writes something
     input  logic [ADDRESS_BITS-1:0] result_address,
     input  logic [RESULT_BITS-1:0]  result_bytes,
     input  logic                    push,        // its result, in the same order, but later
@@ -19,6 +19,7 @@ module tw_vec_writer
     output sram_request_t           w_request,
     input  logic                    w_granted,
     output logic                    window,      // another vector may be in flight (state)
+    output logic                    none_left,   // no vector is in flight (state)
     output logic                    last_left,   // one vector is in flight (state)
     output logic                    retire       // the oldest vector is finished in this cycle
 );
@@ -39,11 +40,13 @@ module tw_vec_writer
   logic [FLIGHT_BITS-1:0] flight_q;  // read, not retired
   logic [FLIGHT_BITS-1:0] ready_q;   // of these, ready to be written
   assign window = flight_q < FLIGHT_BITS'(DEPTH);
+  assign none_left = flight_q == '0;
   assign last_left = flight_q == FLIGHT_BITS'(1);
 
   logic [LANES*32-1:0] results_q[DEPTH];
   logic [ADDRESS_BITS-1:0] addresses_q[DEPTH];
   logic [RESULT_BITS-1:0] bytes_q[DEPTH];
+  logic [DEPTH-1:0] writes_q;
   logic [PLACE_BITS-1:0] oldest_q;
   logic [PLACE_BITS-1:0] next_vector_q;
   logic [PLACE_BITS-1:0] next_result_q;
@@ -55,12 +58,13 @@ module tw_vec_writer
   wire [END_BITS-1:0] last_byte = END_BITS'(offset) + END_BITS'(bytes_q[oldest_q]) - 1'b1;
   logic [END_BITS-1:0] word_q;
   wire last_word = word_q == last_byte >> WORD_BITS;
-  assign retire = ready && (!has_result || (w_granted && last_word));
+  wire writes = writes_q[oldest_q];
+  assign retire = ready && (!writes || (w_granted && last_word));
 
   /* verilator lint_off LATCH */  // variables of a block are no latches
   always_comb begin
     w_request = '0;
-    if (ready && has_result) begin
+    if (ready && writes) begin
       automatic logic [WORD_BITS-1:0] last_offset;
       automatic logic [LANES*32+2*WB-1:0] around;
       last_offset = last_byte[WORD_BITS-1:0];
@@ -82,6 +86,7 @@ module tw_vec_writer
     if (complete) begin
       addresses_q[next_vector_q] <= result_address;
       bytes_q[next_vector_q] <= result_bytes;
+      writes_q[next_vector_q] <= has_result;
     end
     if (push) results_q[next_result_q] <= result;
     if (rst || start) begin

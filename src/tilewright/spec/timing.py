@@ -34,7 +34,7 @@ DMA_PIPELINE = 4
 VECTOR_PIPELINE = 1
 """What a vector takes besides `vector_latency` from its last read to its first write."""
 
-SOFTMAX_WAIT = 16
+SOFTMAX_WAIT = 17
 """From the retirement of the last vector of a row's sum to the first begun with its reciprocal."""
 LAYER_NORM_WAIT = 34
 """The same for the root of a row's variance, its reciprocal and two products."""

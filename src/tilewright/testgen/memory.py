@@ -2,8 +2,9 @@
 
 Its content follows from target, seed and windows alone, so that a program's text and a seed are a
 whole test. What a program may touch lies in *windows*; the first begins at address 0 with the
-catalogue (never written by programs): blocks as `vec_param` reads them, then tables as `vec_resize`
-reads them. Everything outside the windows is a hole of zeros that costs nothing.
+catalogue (never written by programs): blocks as `vec_param` reads them, tables as `vec_resize`
+reads them, then one of exponentials for `vec_softmax`. Everything outside the windows is a hole of
+zeros that costs nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from tilewright.spec.hardware import Hardware
 
 Bytes = npt.NDArray[np.uint8]
 PAGE = 4096
+POWER_BYTES = 512
 DATA_BYTES = 1 << 16
 CHUNK = 1 << 20
 """Bytes of data made at once; bounds the memory it takes."""
@@ -56,6 +58,8 @@ class Catalogue:
     block_bytes: int
     tables: dict[int, int]
     """Address of a table by its limit (plus `WILD`)."""
+    powers: int
+    """Address of the table of exponentials of a softmax."""
     size: int
     """Bytes, a multiple of a page."""
 
@@ -70,7 +74,7 @@ def catalogue(hardware: Hardware) -> Catalogue:
         for kind in (0, WILD):
             tables[limit + kind] = position
             position += 8 * RESIZE_ENTRIES
-    return Catalogue(block, tables, -(-position // PAGE) * PAGE)
+    return Catalogue(block, tables, position, -(-(position + POWER_BYTES) // PAGE) * PAGE)
 
 
 def low_window(hardware: Hardware) -> Window:
@@ -123,6 +127,17 @@ def _table(rng: np.random.Generator, limit: int, wild: bool) -> Bytes:
     return entries.reshape(-1).view(np.uint8)
 
 
+def _powers(seed: int) -> Bytes:
+    """Return a table of exponentials: steep, flat, or of any values but for its first, not 0."""
+    rng = np.random.default_rng([seed, 3])
+    scale = rng.choice([0.004, 0.02, 0.1, 0.7, 12.0])
+    table = np.round(65535 * np.exp(-scale * np.arange(256)))
+    if rng.random() < 0.3:
+        table = rng.choice([0, 1, 2, 32767, 32768, 65535], 256)
+        table[0] = rng.choice([1, 40000, 65535])
+    return table.astype("<u2").view(np.uint8)
+
+
 @lru_cache(maxsize=8)
 def _catalogue_bytes(hardware: Hardware, seed: int) -> Bytes:
     rng = np.random.default_rng([seed, 1])
@@ -133,6 +148,7 @@ def _catalogue_bytes(hardware: Hardware, seed: int) -> Bytes:
     for key, address in layout.tables.items():
         table = _table(rng, key % WILD, key >= WILD)
         content[address : address + table.size] = table
+    content[layout.powers : layout.powers + POWER_BYTES] = _powers(seed)
     return content
 
 

@@ -239,7 +239,8 @@ def _entry(b: Builder, count: int = 1, *, small: bool = False) -> int | None:
     return b.pick.one(sorted(starts)) if starts else None
 
 
-def _clamp(b: Builder) -> Fields:
+def clamp(b: Builder) -> Fields:
+    """Return a zero point and limits of codes."""
     pick = b.pick
     low, high = pick.of((-128, 127), (-128, 127), (-127, 127), (0, 127), (-128, -1), (5, 5))
     if pick.chance(0.2):
@@ -254,7 +255,7 @@ def _scalar(b: Builder, entry: int) -> Fields:
     if pick.chance(0.6):
         f["bias"] = pick.of(-512, 511, 1, -1, pick.between(-512, 511))
         f["bias_shift"] = pick.of(0, 1, 31, 32, 50, pick.between(0, 50))
-    return f | _clamp(b)
+    return f | clamp(b)
 
 
 def _lookup(b: Builder) -> Fields:
@@ -264,7 +265,8 @@ def _lookup(b: Builder) -> Fields:
     return {"use_table": 1, "v_table": v}
 
 
-def _result(b: Builder, name: str, f: Fields) -> bool:
+def result(b: Builder, name: str, f: Fields) -> bool:
+    """Add an instruction whose result may be read; tell whether it is legal."""
     if not b.add(name, f):
         return False
     _note(b, name, f)
@@ -300,7 +302,7 @@ def eltwise(b: Builder) -> bool:
                 f[f"{source}{suffix}"] = f[f"dst{suffix}"]
         dims = {f"{name}_s{i}": f"n{i}" for name in ("a", "b", "dst") for i in (1, 2)}
         unused(b, "vec_eltwise", f, dims)
-        if _result(b, "vec_eltwise", f):
+        if result(b, "vec_eltwise", f):
             return True
     return False
 
@@ -339,7 +341,7 @@ def copy(b: Builder) -> bool:
         dims = {f"{name}_s{i}": f"n{i}" for name in ("src", "dst") for i in range(4)}
         if n0 > 1 or pick.chance(0.5):
             unused(b, "vec_copy", f, dims)
-        if _result(b, "vec_copy", f):
+        if result(b, "vec_copy", f):
             return True
     return False
 
@@ -372,7 +374,7 @@ def pool(b: Builder) -> bool:
         unused(b, "vec_pool", f, _POOL_DIMS)
         f |= b.address("src", b.sram(size, read=True))
         f |= b.address("dst", b.sram(n0 + (out_w - 1) * dst[0] + (out_h - 1) * dst[1]))
-        if _result(b, "vec_pool", f):
+        if result(b, "vec_pool", f):
             return True
     return False
 
@@ -418,7 +420,7 @@ def resize(b: Builder) -> bool:
         g |= b.address("dst", b.sram(size))
         unused(b, "vec_resize", g, {"src_sx": "in_w", "src_sy": "in_h", "dst_sx": "out_w",
                                     "dst_sy": "out_h"})  # fmt: skip
-        if _result(b, "vec_resize", g):
+        if result(b, "vec_resize", g):
             return True
     del b.program[mark:]
     return False
@@ -521,7 +523,7 @@ def drain_fields(b: Builder, shape: Fields) -> Fields | None:
     f["v"] = v
     f["raw"] = int(entry is None or pick.chance(0.25))
     if entry is not None:
-        f |= {"param": entry} | _clamp(b) | _lookup(b)
+        f |= {"param": entry} | clamp(b) | _lookup(b)
     run = max(f["cols_last"], f["cols"] if blocks > 1 else 1) * (4 if f["raw"] else 1)
     counts = (blocks, f["out_w"], f["out_h"])
     room = min(stride_room(b), 9)

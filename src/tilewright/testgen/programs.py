@@ -14,7 +14,7 @@ from tilewright.diagnostics import TilewrightError
 from tilewright.spec.access import accesses
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.program import SEQ, Instr, engine_of, full_fields
-from tilewright.testgen import extremes, patterns
+from tilewright.testgen import extremes, patterns, rows
 from tilewright.testgen.builder import Builder, Fields, valuations
 from tilewright.testgen.memory import Ddr, Window, far_windows, low_window, make_ddr
 from tilewright.testgen.sync import FROM_ENGINE, TO_ENGINE, synchronise
@@ -22,7 +22,9 @@ from tilewright.testgen.values import Pick
 
 PROFILES = ("mixed", "dma", "mac", "vector", "control", "contention", "address")
 PRIME_K, SATURATION = "prime_k", "saturation"
-ALL_PROFILES = (*PROFILES, PRIME_K, SATURATION)
+ROWS = "rows"
+"""Only where the chip has `vector_rows` are there any of its own instructions."""
+ALL_PROFILES = (*PROFILES, PRIME_K, SATURATION, ROWS)
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,10 @@ MIX: dict[str, dict[Maker, int]] = {
         patterns.load: 8, patterns.store: 8, patterns.registers: 4, patterns.fill: 1,
         patterns.copy: 1,
     },
+    ROWS: {
+        rows.softmax: 6, rows.layer_norm: 6, patterns.load: 3, patterns.store: 2, patterns.fill: 2,
+        patterns.copy: 2, patterns.eltwise: 1, patterns.pool: 1, patterns.param: 1, _conv: 1,
+    },
 }  # fmt: skip
 
 _BODY: dict[Maker, int] = {
@@ -116,13 +122,14 @@ _BODY: dict[Maker, int] = {
 }  # fmt: skip
 
 
-def loop(b: Builder, parts: int, *, small: bool = False) -> None:
+def loop(b: Builder, parts: int, *, small: bool = False, body: dict[Maker, int] = _BODY) -> None:
     """Add a loop or a nest of loops around random instructions.
 
     Args:
         b: the builder.
         parts: instructions of the body, about.
         small: tiny instructions only (bodies larger than the instruction buffer).
+        body: what makes the others.
     """
     pick = b.pick
     if b.in_loop:
@@ -151,7 +158,7 @@ def loop(b: Builder, parts: int, *, small: bool = False) -> None:
         if small:
             tiny(b, pick.of(*engines(b)))
         else:
-            _weighted(b, _BODY)
+            _weighted(b, body)
     if len(b.program) == start:
         patterns.fill(b)
     if len(b.program) > start:
@@ -345,6 +352,8 @@ def _prologue(b: Builder, profile: str) -> None:
 
 
 def _length(profile: str, pick: Pick) -> int:
+    if profile == ROWS:
+        return pick.between(4, 12)
     return {"control": pick.between(6, 30), "mac": pick.between(3, 9), "dma": pick.between(8, 24),
             "address": pick.between(8, 24)}.get(profile, pick.between(6, 18))  # fmt: skip
 
@@ -359,7 +368,7 @@ def _grow(b: Builder, profile: str) -> None:
         for _ in range(pick.between(2, 4)):
             prime_k(b)
         return
-    if profile == "contention":
+    if profile == "contention" or (profile == ROWS and pick.chance(0.2)):
         b.banks = tuple(sorted(pick.rng.sample(range(b.hardware.sram_banks), 2)))
         if b.banks[1] != b.banks[0] + 1:
             b.banks = (b.banks[0],)
@@ -371,7 +380,8 @@ def _grow(b: Builder, profile: str) -> None:
             fork_join(b)
         elif pick.chance(loops):
             long = profile == "control" and pick.chance(0.15)
-            loop(b, pick.between(60, 75) if long else pick.between(1, 6), small=long)
+            body = MIX[ROWS] if profile == ROWS else _BODY
+            loop(b, pick.between(60, 75) if long else pick.between(1, 6), small=long, body=body)
         else:
             _weighted(b, MIX[profile])
     if profile == "control" and pick.chance(0.3):

@@ -191,7 +191,7 @@ def _generated(options: Any, hardware: Hardware) -> Iterator[_Test]:
     from tilewright.testgen.programs import generate
 
     pattern = options.test_stall_pattern
-    for profile in _profiles(options):
+    for profile in _profiles(options, hardware):
         choice = f"--test-stall-pattern={pattern}" if pattern else f"--profile {profile}"
         for seed in range(options.seed, options.seed + _count(options)):
             yield _Test(
@@ -202,9 +202,9 @@ def _generated(options: Any, hardware: Hardware) -> Iterator[_Test]:
             )
 
 
-def _profiles(options: Any) -> list[str]:
-    """Return the profiles asked for; unknown ones are refused."""
-    from tilewright.testgen.programs import ALL_PROFILES, PROFILES
+def _profiles(options: Any, hardware: Hardware | None = None) -> list[str]:
+    """Return the profiles asked for; unknown ones, and those `hardware` lacks, are refused."""
+    from tilewright.testgen.programs import ALL_PROFILES, PROFILES, ROWS
 
     pattern = options.test_stall_pattern
     if pattern is not None:
@@ -214,7 +214,7 @@ def _profiles(options: Any) -> list[str]:
             )
         return [pattern]
     if options.profile == "all":
-        return list(PROFILES)
+        return [*PROFILES, *([ROWS] if hardware is not None and hardware.vector_rows else [])]
     profiles = options.profile.split(",")
     for profile in profiles:
         if profile not in ALL_PROFILES:
@@ -223,6 +223,10 @@ def _profiles(options: Any) -> list[str]:
                 f"`--profile {options.profile}`: `{profile}` must be all or among "
                 f"{', '.join(ALL_PROFILES)}",
             )
+    if hardware is not None and ROWS in profiles and not hardware.vector_rows:
+        raise UsageError(
+            "E0702", f"`--profile {ROWS}`: target `{hardware.name}` has no `vector_rows`"
+        )
     return profiles
 
 
@@ -438,6 +442,7 @@ def run(argv: list[str]) -> int:
     if options.faults:
         return _faults(options, lambda text: note(text, now=True))
     hardware = load_target(options.target)
+    _profiles(options, hardware)
     if options.output is not None:
         _check_output(Path(options.output))
     session = _Session(options, hardware, backends, note, [], sources)

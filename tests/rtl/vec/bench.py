@@ -17,7 +17,7 @@ from tilewright.rtl.package import sv_package
 from tilewright.spec.hardware import Hardware
 
 HERE = Path(__file__).parent
-SOURCES = ("tw_vec_reader.sv", "tw_vec_lanes.sv", "tw_vec_writer.sv", "tw_vec.sv")
+SOURCES = ("tw_vec_reader.sv", "tw_vec_rows.sv", "tw_vec_lanes.sv", "tw_vec_writer.sv", "tw_vec.sv")
 
 
 def write_package(hardware: Hardware, folder: Path, *, faults: bool) -> list[Path]:

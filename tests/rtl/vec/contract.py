@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.spec.timing import LAYER_NORM_WAIT, SOFTMAX_WAIT
+
 POP, READ_A, READ_B, WRITE, FREED, DONE, STALL = range(7)
 """Kinds of events; an event is (cycle, kind, value, granted)."""
 Event = tuple[int, int, int, int]
@@ -32,6 +34,8 @@ class Vector:
     half: int = -1
     """The half a drain reads; -1: none."""
     frees: bool = False
+    after: int = -1
+    """Begins this many cycles behind the one after the retirement of all before it; -1: at once."""
 
 
 @dataclass
@@ -128,6 +132,26 @@ def _resize(f: Fields, lanes: int, sram: npt.NDArray[np.uint8]) -> Iterator[Vect
                 yield Vector(near, tables=[] if at else tables, result=(dst, count))
 
 
+def _rows(name: str, f: Fields, lanes: int) -> Iterator[Vector]:
+    passes, wait = (3, SOFTMAX_WAIT) if name == "vec_softmax" else (2, LAYER_NORM_WAIT)
+    for i2 in range(f["n2"]):
+        for i1 in range(f["n1"]):
+            src, dst = (
+                f[name] + i2 * f[f"{name}_s2"] + i1 * f[f"{name}_s1"] for name in ("src", "dst")
+            )
+            for number in range(passes):
+                last = number == passes - 1
+                for at, count in _chunks(f["n0"], lanes):
+                    vector = Vector([(src + at, count)])
+                    if last:
+                        vector.result = (dst + at, count)
+                    if last and name == "vec_layer_norm":
+                        vector.b = [(f["params"] + 6 * at, 6 * lanes)]
+                    if number and not at:
+                        vector.after = wait if last else 0
+                    yield vector
+
+
 def vectors(name: str, f: Fields, lanes: int, sram: npt.NDArray[np.uint8]) -> Iterator[Vector]:
     """Yield an instruction's vectors; `sram` as it is before the instruction."""
     if name == "vec_param":
@@ -144,6 +168,8 @@ def vectors(name: str, f: Fields, lanes: int, sram: npt.NDArray[np.uint8]) -> It
         yield from _copy(f, lanes)
     elif name == "vec_pool":
         yield from _pool(f, lanes)
+    elif name in ("vec_softmax", "vec_layer_norm"):
+        yield from _rows(name, f, lanes)
     else:
         yield from _resize(f, lanes, sram)
 
@@ -205,6 +231,8 @@ def _run(
     a_from = 0
     fresh = True
     """The next vector to read has not begun."""
+    free_from = 0
+    """Cycle after the latest retirement."""
     results: list[int] = []
     """Words the oldest vector has yet to write."""
     write_begun = False
@@ -216,7 +244,13 @@ def _run(
         retired = False
 
         # Reader.
-        if read < len(vectors) and not (fresh and read - written >= latency + 3):
+        begins = read < len(vectors)
+        if begins and fresh:
+            after = vectors[read].after
+            begins = read - written < latency + 3 and (
+                after < 0 or (written == read and cycle >= free_from + after)
+            )
+        if begins:
             vector = vectors[read]
             if fresh:
                 asks_a = _words(vector.a, word)
@@ -271,6 +305,7 @@ def _run(
             fresh = True
         if retired:
             written += 1
+            free_from = cycle + 1
             write_begun = False
             if written == len(vectors):
                 events.append((cycle, DONE, instruction.signals, 1))

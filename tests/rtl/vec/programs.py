@@ -24,6 +24,8 @@ from tilewright.spec.limits import violations
 Fields = dict[str, int]
 Array = npt.NDArray[np.uint8]
 KINDS = ("param", "table", "drain", "eltwise", "copy", "pool", "resize")
+ROW_KINDS = ("softmax", "layer_norm")
+"""Of chips that have them."""
 
 
 @dataclass
@@ -462,6 +464,68 @@ class Builder:
             self.pokes.append((f[name], entries.tobytes()))
         return self.only("vec_resize", f)
 
+    def powers(self, v: int, content: npt.NDArray[np.uint16]) -> None:
+        """Load a table of 256 entries for softmax into V registers from `v` on."""
+        size = 4 * self.hardware.vector_lanes
+        data = content.astype("<u2").tobytes()
+        data += b"\xff" * (-len(data) % size)
+        for at in range(0, len(data), 16 * size):
+            part = data[at : at + 16 * size]
+            self.pokes = [(self.place(len(part)), part)]
+            f = {"src": self.pokes[0][0], "count": len(part) // size, "v": v + at // size}
+            assert self.add("vec_param", f | {"bias_only": 1, "param": 0}), f
+
+    def rows(self) -> Fields:
+        """Return what both instructions of rows share."""
+        n0, n1, n2 = self.channels(), 1 + self.below(4), 1 + self.below(2)
+        if self.below(6) == 0:
+            n0 = 1 + self.below(200)
+        lo = self.pick(-128, -127, 0, self.below(256) - 128)
+        f = {"n0": n0, "n1": n1, "n2": n2, "lo": lo, "hi": max(lo, self.pick(127, 127, 100))}
+        f["zp"] = self.pick(-128, -128, 0, -256, 255, self.below(200) - 100)
+        for name in ("src", "dst"):
+            strides, span = self.nest(n0, [n1, n2], source=name == "src")
+            f |= {name: self.place(span), f"{name}_s1": strides[0], f"{name}_s2": strides[1]}
+        if self.below(4) == 0:  # in place
+            f |= {"src": f["dst"], "src_s1": f["dst_s1"], "src_s2": f["dst_s2"]}
+        # Codes of all kinds of rows: far apart, near each other, all the same.
+        spread = self.pick(1, 3, 40, 256)
+        low = self.below(257 - spread)
+        size = min(n0, 64)
+        data = (self.rng.integers(low, low + spread, size) - 128).astype(np.int8).tobytes()
+        self.pokes = [(f["src"], data)]
+        return f
+
+    def softmax(self) -> Fields:
+        registers = -(-512 // (4 * self.hardware.vector_lanes))
+        v = self.below(self.hardware.vector_registers - registers + 1)
+        kind = self.below(4)
+        if kind < 2:
+            scale = float(self.rng.choice([0.003, 0.05, 0.3, 2.0]))
+            self.powers(v, np.round(65535 * np.exp(-scale * np.arange(256))).astype(np.uint16))
+        elif kind == 2:
+            self.powers(v, np.full(256, self.pick(1, 2, 65535), np.uint16))
+        f = self.rows()
+        multiplier = self.pick(1 << 14, (1 << 15) - 1, (1 << 14) + self.below(1 << 14))
+        return f | {"v_table": v, "multiplier": multiplier, "shift": self.pick(0, 7, 7, 8, 15)}
+
+    def layer_norm(self) -> Fields:
+        f = self.rows()
+        lanes = self.hardware.vector_lanes
+        blocks = -(-f["n0"] // lanes)
+        shift = self.pick(1, 12, 20, 26, 31)
+        bits = self.pick(3, 15, max(1, shift - 12))
+        g = self.rng.integers(-(1 << min(bits, 15)), 1 << min(bits, 15), (blocks, lanes))
+        g[self.rng.random(g.shape) < 0.05] = -(1 << 15)
+        wide = min(31, shift + self.pick(0, 5, 31))
+        b = self.rng.integers(-(1 << wide), 1 << wide, g.shape)
+        parts = (b.astype("<i4").view(np.uint8), g.astype("<i2").view(np.uint8))
+        data = np.concatenate(parts, 1).tobytes()
+        f["params"] = self.place(len(data))
+        self.pokes.append((f["params"], data))
+        epsilon = self.pick(1, 2, 1 << self.below(51), 1 + self.below(1 << 20), 1 << 50)
+        return f | {"shift": shift, "epsilon": epsilon}
+
 
 def random_scenario(hardware: Hardware, seed: int, count: int, refusal: float) -> Scenario:
     """Return a program of `count` random instructions behind those that fill the registers.
@@ -474,7 +538,8 @@ def random_scenario(hardware: Hardware, seed: int, count: int, refusal: float) -
     """
     builder = Builder(hardware, seed, refusal)
     builder.fill()
-    kinds = [KINDS[i % len(KINDS)] for i in range(count)]
+    every = (*KINDS, *(ROW_KINDS if hardware.vector_rows else ()))
+    kinds = [every[i % len(every)] for i in range(count)]
     builder.rng.shuffle(kinds)
     for kind in kinds:
         builder.draw(kind)
