@@ -35,6 +35,7 @@ from tilewright.transforms.quant.classify import (
     scalar_operand,
     table_function,
 )
+from tilewright.transforms.quant.mask_ranges import masked_range
 
 if TYPE_CHECKING:
     from tilewright.ir.weights import WeightStore
@@ -231,10 +232,25 @@ class Scales:
             threshold = min(threshold, 1.0)
             if self.asymmetric and not feeds_product(value):
                 return asymmetric_scale(0.0, threshold)
+        masked = masked_range(value, self.hosts, self._range)
+        if masked is not None:
+            low, high = min(masked[0], 0.0), max(masked[1], 0.0)
+            if self.asymmetric:
+                return asymmetric_scale(low, high)
+            return EdgeScale(scale_of(max(-low, high)))
         if not self.asymmetric or feeds_product(value):
             return EdgeScale(scale_of(threshold))
         low, high = self.ranges.get(name, (-threshold, threshold))
         return asymmetric_scale(low if self._negative(value) else 0.0, high)
+
+    def _range(self, value: SSAValue) -> tuple[float, float] | None:
+        """Return the range of a value, as far as it is known."""
+        if is_constant(value):
+            array = self.weights.get(constant_name(value))
+            return (float(array.min()), float(array.max())) if array.size else None
+        name = self.names.get(value, "")
+        threshold = self.thresholds.get(name)
+        return None if threshold is None else self.ranges.get(name, (-threshold, threshold))
 
     def _negative(self, value: SSAValue) -> bool:
         """Whether `value` may be negative, as far as the graph tells."""
