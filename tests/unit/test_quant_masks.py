@@ -1,4 +1,4 @@
-"""Masks before softmaxes of the host: added there, so that eight bits hold the scores alone."""
+"""Masks before softmaxes of the host and squares that it reads: what eight bits would spoil."""
 
 from __future__ import annotations
 
@@ -77,3 +77,29 @@ def test_masked_scores_keep_their_signal(kept: int):
     found = QuantSession(module, net.ctx.weights).run(sample)["y"]
     error = np.sum((wanted - found) ** 2)
     assert 10 * np.log10(np.sum(wanted**2) / error) > 25
+
+
+def magnitudes(read_on_chip: bool = False) -> ModuleOp:
+    """The square root of a sum of squares of two layers, then a layer."""
+    net = TopGraph(x=(4, 8))
+    parts = [
+        net.op("linear", name, [net.input("x"), net.weight(f"{name}.w", np.eye(8)), net.none()])
+        for name in ("real", "imaginary")
+    ]
+    squares = [net.op("mul", f"square{i}", [part, part]) for i, part in enumerate(parts)]
+    total = net.op("add", "sum", squares)
+    root = net.op("sqrt", "root", [total])
+    end = net.op("linear", "end", [root, net.weight("e.w", np.eye(8)), net.none()])
+    if read_on_chip:
+        end = net.op("add", "both", [end, squares[0]])
+    return net.finish(y=end)
+
+
+def test_squares_that_the_host_reads_are_its_own():
+    hosts = placed(magnitudes())
+    assert set(hosts) == {"root", "sum", "square0", "square1"}
+    assert "sixteen" in hosts["square0"]
+
+
+def test_squares_that_the_chip_reads_stay_there():
+    assert set(placed(magnitudes(read_on_chip=True))) == {"root", "sum", "square1"}

@@ -354,7 +354,8 @@ def place(
     cost it nothing as part of quantising and dequantising. So is what adds a mask to the operand of
     a softmax there, with what makes the mask: in eight bits only the mask would be left. And so is
     elementwise work between a product's 32-bit sums, or floats of the host, and readers that are
-    all the host's: on the chip it would only lose bits.
+    all the host's: on the chip it would only lose bits. And so are squares that only the host
+    reads: what is below a sixteenth of the largest value would be lost.
     """
     hosts: dict[Operation, str] = {}
     for op in ops:
@@ -368,6 +369,10 @@ def place(
         if reason is not None:
             hosts[op] = reason
     for op in reversed(ops):
+        if op not in hosts and _sums_squares(op):
+            readers = [use.operation for use in op.results[0].uses]
+            if readers and all(reader in hosts for reader in readers):
+                hosts[op] = "squares of eight bits have sixteen, and only the host reads them"
         if op not in hosts and op.name == "top.add":
             _keep_mask(op, ops, hosts)
         if op in hosts:
@@ -423,6 +428,23 @@ def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
             return False
         floats = True
     return floats
+
+
+def _sums_squares(op: Operation) -> bool:
+    """Return whether `op` is a square, a sum of two, or a sum or mean of one over axes."""
+    if op.name == "top.mul":
+        return op.operands[0] is op.operands[1]
+    if op.name == "top.reduce" and Attrs(op.attributes).string("kind") not in ("mean", "sum"):
+        return False
+    if op.name not in ("top.add", "top.reduce"):
+        return False
+    makers = [value.owner for value in op.operands if not is_absent(value)]
+    return all(
+        isinstance(maker, Operation)
+        and maker.name == "top.mul"
+        and maker.operands[0] is maker.operands[1]
+        for maker in makers
+    )
 
 
 def _keep_mask(op: Operation, ops: list[Operation], hosts: dict[Operation, str]) -> None:
