@@ -147,3 +147,11 @@ def divergences(mass, levels):
             p_log_q += beyond * math.log(max(q_last, 1e-12 * inside))
         found[k] = (p_log_p - p_log_q) / total - math.log(total) + math.log(inside)
     return found
+
+
+@compiled()
+def quantise_flat(flat, step, first, last, out):
+    """Write the nearest of the codes `first..last` times `step` for each float32 of `flat`."""
+    inverse = np.float32(1.0) / step
+    for i in range(flat.size):
+        out[i] = min(max(np.rint(flat[i] * inverse), first), last) * step

@@ -1,0 +1,357 @@
+"""Choosing the range of every value, by the error at the network's output where that is asked for.
+
+The rules of `observers.py` look at one value by itself. Which of them serves a network shows only
+at its output: clipping a peak may cost everything, or nothing. `best` tries, for one value after
+the other, what each rule does to the output with all else in float, and keeps what lowers the error
+by more than its variation from sample to sample. What was found is compared with `max` in the
+integer graph of the whole network, so that it is never worse there.
+
+A rule that was asked for by name is compared with `max` in the same way. Where it loses more than
+`MARGIN`, single values go back to `max`, and a warning names them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tilewright.quant.calibrate import Statistics, require_method
+from tilewright.quant.observers import METHODS, choose
+from tilewright.quant.range_trials import NetworkTrials, ValueTrials
+
+if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
+    from tilewright.compiler import Stage
+    from tilewright.ir.context import CompileContext
+    from tilewright.quant.options import QuantOptions
+    from tilewright.quant.table import CalibrationTable
+    from tilewright.transforms.quant.scales import EdgeScale
+
+FloatArray = npt.NDArray[np.float64]
+Sample = Mapping[str, npt.NDArray[Any]]
+
+STAGE = "choose-ranges"
+"""Name of this step in the decision log."""
+
+MARGIN = 0.5
+"""Decibels that a rule may lose against `max` at the output before values are changed back."""
+
+ASYMMETRIC_MARGIN = 0.25
+"""Decibels that symmetric codes must win by to be taken: they have half as many codes for values
+that are not negative, which other inputs may need."""
+
+RULES = ("max", "percentile", "kl", "mse")
+"""In the order in which they are taken when nothing tells them apart."""
+
+
+def choose_ranges(
+    front: Stage,
+    statistics: Statistics,
+    context: CompileContext,
+    samples: Sequence[Sample],
+    options: QuantOptions,
+    progress: Callable[[float], None] | None = None,
+) -> CalibrationTable:
+    """Return the range of every value, and which codes (`activations`) they are for.
+
+    Args:
+        front: the fused float graph that was observed.
+        statistics: what was seen of it.
+        context: gives the target; takes decisions and warnings (stage `choose-ranges`).
+        samples: inputs for the search; those of another shape than the graph's are left out.
+            Without any, `best` is `kl`, which looks at each value's own error only.
+        options: `method`, `activations`, `level` (1: one rule for the whole network).
+        progress: called with the fraction done.
+
+    Raises:
+        UsageError: E0702, there is no such method.
+    """
+    options = options.resolved()
+    method = options.method or "best"
+    require_method(method, ("best",))
+    search = _Search(front, statistics, context, samples, options, progress or _ignore)
+    table = search.run(method)
+    table.method = method
+    return table
+
+
+def _ignore(done: float) -> None:
+    del done
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """A table and its noise at the outputs."""
+
+    table: CalibrationTable
+    noise: FloatArray
+    """Decibels of each sample."""
+
+    def loss(self, other: _Tried) -> float:
+        """Return by how many decibels this is noisier than `other`."""
+        return float((self.noise - other.noise).mean())
+
+
+class _Search:
+    def __init__(
+        self,
+        front: Stage,
+        statistics: Statistics,
+        context: CompileContext,
+        samples: Sequence[Sample],
+        options: QuantOptions,
+        progress: Callable[[float], None],
+    ) -> None:
+        self.front = front
+        self.statistics = statistics
+        self.context = context
+        self.options = options
+        self.samples = _fitting(front.module, samples)
+        self.progress = progress
+        self._network: NetworkTrials | None = None
+
+    @property
+    def network(self) -> NetworkTrials:
+        if self._network is None:
+            self._network = NetworkTrials(self.front, self.context, self.samples, self.options)
+        return self._network
+
+    def tried(self, table: CalibrationTable, activations: str) -> _Tried:
+        """Run the network with `table` and these codes."""
+        table.activations = activations
+        return _Tried(table, self.network.noise(table, activations == "asymmetric"))
+
+    def run(self, method: str) -> CalibrationTable:
+        activations = self.options.activations or "auto"
+        if not self.samples:
+            table = self.statistics.table("kl" if method == "best" else method)
+            table.activations = "symmetric" if activations == "symmetric" else "asymmetric"
+            return table
+        if method == "max" and activations != "auto":
+            table = self.statistics.table("max")
+            table.activations = activations
+            return table
+        plain = self._codes(activations)
+        self.progress(0.3)
+        if method == "max":
+            return plain.table
+        if method == "best" and self.options.level < 2:
+            return self._whole_network(plain)
+        if method == "best":
+            return self._each_value(plain)
+        return self._checked(method, plain)
+
+    def _codes(self, activations: str) -> _Tried:
+        """Return the network with the rule `max` and the codes that were asked for, or better."""
+        if activations != "auto":
+            return self.tried(self.statistics.table("max"), activations)
+        symmetric = self.tried(self.statistics.table("max"), "symmetric")
+        asymmetric = self.tried(self.statistics.table("max"), "asymmetric")
+        gain = symmetric.loss(asymmetric)
+        taken = asymmetric if gain > -ASYMMETRIC_MARGIN else symmetric
+        self.context.decide(
+            "", STAGE, True,
+            f"{taken.table.activations} activations: asymmetric ones change the noise at the "
+            f"output by {-gain:+.2f} dB",
+        )  # fmt: skip
+        return taken
+
+    def _whole_network(self, plain: _Tried) -> CalibrationTable:
+        """Return the table of the rule that is best for all values alike."""
+        best, rule = plain, "max"
+        for step, other in enumerate(RULES[1:]):
+            tried = self.tried(self.statistics.table(other), plain.table.activations)
+            if tried.loss(best) < 0 and _is_sure(best.noise - tried.noise):
+                best, rule = tried, other
+            self.progress(0.3 + 0.2 * (step + 1))
+        self.context.decide(
+            "", STAGE, True,
+            f"rule {rule} for all values: {best.loss(plain):+.2f} dB noise at the output against "
+            "max",
+        )  # fmt: skip
+        return best.table
+
+    def _each_value(self, plain: _Tried) -> CalibrationTable:
+        """Return the table of the rules that are best for single values."""
+        rules = self._rules(RULES, plain.table.activations)
+        return self._composed(rules, plain)
+
+    def _composed(self, rules: dict[str, str], plain: _Tried) -> CalibrationTable:
+        found = self.tried(self.statistics.table("max", rules), plain.table.activations)
+        loss = found.loss(plain)
+        if loss > 0:
+            # What is better for each by itself need not be so for all together.
+            self.context.decide(
+                "", STAGE, False,
+                f"rule max for all values: others were {loss:.2f} dB noisier at the output",
+            )  # fmt: skip
+            return plain.table
+        self.context.decide(
+            "", STAGE, True,
+            f"{sum(rule != 'max' for rule in rules.values())} of {len(rules)} values clipped: "
+            f"{loss:+.2f} dB noise at the output",
+        )  # fmt: skip
+        return found.table
+
+    def _checked(self, method: str, plain: _Tried) -> CalibrationTable:
+        """Return the table of one rule; of `max` for values where it costs the network too much."""
+        asked = self.tried(self.statistics.table(method), plain.table.activations)
+        loss = asked.loss(plain)
+        if loss <= MARGIN:
+            return asked.table
+        rules = self._rules(("max", method), plain.table.activations)
+        back = [name for name, rule in rules.items() if rule == "max"]
+        mixed = self.tried(
+            self.statistics.table(method, dict.fromkeys(back, "max")), plain.table.activations
+        )
+        what = f"{len(back)} values take their largest magnitude instead"
+        if mixed.loss(plain) > MARGIN:
+            mixed, what = plain, "all values take their largest magnitude instead"
+        layers = ", ".join(f"`{name}`" for name in back[:8]) + (", ..." if len(back) > 8 else "")
+        warning = (
+            f"the ranges of calibration method {method} are {loss:.1f} dB noisier at the output "
+            f"than those of max; {what} (clipping costs most at {layers})"
+        )
+        for name in back:
+            self.context.decide(
+                name, STAGE, True, f"rule max: what {method} clips is needed at the output"
+            )
+        self.context.decide("", STAGE, True, what, warning=warning, layers=back)
+        return mixed.table
+
+    def _rules(self, candidates: Sequence[str], activations: str) -> dict[str, str]:
+        """Return the best rule for every value, by the error that it alone makes at the output.
+
+        A value whose rules give the same scale takes the first of them.
+        """
+        trials = ValueTrials(self.front, self.samples)
+        signed = _symmetric_values(self.front.module) if activations == "asymmetric" else None
+        rules: dict[str, str] = {}
+        names = [name for name in _own_ranges(self.front) if name in self.statistics.observers]
+        for index, name in enumerate(names):
+            rules[name] = candidates[0]
+            options = self._scales(name, candidates, signed is not None and name not in signed)
+            if len(options) > 1:
+                errors = trials.errors(name, list(options.values()))
+                if errors is not None:
+                    rules[name] = self._better(name, list(options), errors)
+            self.progress(0.3 + 0.6 * (index + 1) / len(names))
+        return rules
+
+    def _scales(
+        self, name: str, candidates: Sequence[str], asymmetric: bool
+    ) -> dict[str, EdgeScale]:
+        """Return the different scales that rules give a value, by rule."""
+        from tilewright.quant.parameters import scale_of
+        from tilewright.transforms.quant.scales import EdgeScale, asymmetric_scale
+
+        found: dict[str, EdgeScale] = {}
+        for rule in candidates:
+            choice = choose(self.statistics.observers[name], rule)
+            scale = (
+                asymmetric_scale(choice.low, choice.high)
+                if asymmetric
+                else EdgeScale(scale_of(choice.threshold))
+            )
+            if all(
+                abs(scale.step / other.step - 1) > 0.005 or abs(scale.zero - other.zero) > 1
+                for other in found.values()
+            ):
+                found[rule] = scale
+        return found
+
+    def _better(self, name: str, rules: list[str], errors: FloatArray) -> str:
+        """Return the rule of least error, or the first where the gain may be chance."""
+        best = int(np.argmin(errors.mean(axis=1)))
+        gain = errors[0] - errors[best]
+        if best == 0 or not _is_sure(gain):
+            return rules[0]
+        ratio = errors[0].sum() / max(errors[best].sum(), 1e-300)
+        self.context.decide(
+            name, STAGE, True,
+            f"rule {rules[best]}: its own noise at the output is {10 * math.log10(ratio):.1f} dB "
+            f"below that of {rules[0]}",
+        )  # fmt: skip
+        return rules[best]
+
+
+def _is_sure(gain: FloatArray) -> bool:
+    """Whether the mean of gains, one a sample, exceeds its standard error."""
+    if gain.size == 1:
+        return bool(gain[0] > 0)
+    return float(gain.mean()) > float(gain.std(ddof=1)) / math.sqrt(gain.size)
+
+
+def _fitting(module: ModuleOp, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples that have the shapes of the module's inputs."""
+    from tilewright.dialects.quant import shape_of
+    from tilewright.quant.graph import argument_names, main_function
+
+    main = main_function(module)
+    shapes = {
+        name: tuple(shape_of(argument))
+        for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
+    }
+    return [
+        sample
+        for sample in samples
+        if all(name in sample and sample[name].shape == shape for name, shape in shapes.items())
+    ]
+
+
+def _own_ranges(front: Stage) -> list[str]:
+    """Return the values whose own range decides a scale of the integer graph, in order.
+
+    Others take the scale of their operand, or stay float.
+    """
+    from tilewright.quant.graph import argument_names, main_function
+    from tilewright.transforms.quant.classify import SCALE_KEEPERS, place
+    from tilewright.transforms.quant.scales import exact_gain, value_names
+
+    main = main_function(front.module)
+    ops = [
+        op for op in main.body.block.ops if op.name not in ("top.weight", "top.none", "func.return")
+    ]
+    hosts = place(ops, front.weights)
+    names = value_names(ops, dict(zip(main.body.block.args, argument_names(main), strict=True)))
+    on_chip = {
+        operand for op in ops if op not in hosts for operand in op.operands if operand in names
+    }
+    made = {
+        result
+        for op in ops
+        if op not in hosts
+        and op.name not in SCALE_KEEPERS
+        and exact_gain(op, front.weights) is None
+        for result in op.results
+    }
+    given = {
+        value for value in names if value in on_chip and value.owner in (main.body.block, *hosts)
+    }
+    # A linear layer that only the host reads gives sums, not codes.
+    sums = {
+        op.results[0]
+        for op in ops
+        if op.name == "top.linear" and op not in hosts and op.results[0] not in on_chip
+    }
+    return [name for value, name in names.items() if value in made | given and value not in sums]
+
+
+def _symmetric_values(module: ModuleOp) -> set[str]:
+    """Return the values that have zero point 0 among asymmetric ones: operands of products."""
+    from tilewright.quant.graph import argument_names, main_function
+    from tilewright.transforms.quant.scales import feeds_product, value_names
+
+    main = main_function(module)
+    ops = [op for op in main.body.block.ops if op.name not in ("top.weight", "top.none")]
+    names = value_names(ops, dict(zip(main.body.block.args, argument_names(main), strict=True)))
+    return {name for value, name in names.items() if feeds_product(value)}
+
+
+__all__ = ["METHODS", "choose_ranges"]
