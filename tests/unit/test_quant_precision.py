@@ -32,7 +32,7 @@ def quantised(top: Stage, g: TopGraph, bits: dict[str, int], prepared: Prepared)
     module = top.module.clone()
     g.ctx.weights = top.weights.copy()
     options = QuantOptions(level=0, layer_bits=bits).resolved()
-    quantise(module, g.ctx, top, prepared, options)
+    quantise(module, g.ctx, prepared, options)
     return Stage(module, g.ctx.weights)
 
 

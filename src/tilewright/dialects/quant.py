@@ -281,7 +281,10 @@ class LinearOp(QuantOp):
 
 @irdl_op_definition
 class MatmulOp(QuantOp):
-    """Multiply two code tensors of zero point 0 (numpy batch rules), with one multiplier."""
+    """Multiply two code tensors of zero point 0 (numpy batch rules), with one multiplier.
+
+    A result of i32 is the sum itself, bias included, not requantised.
+    """
 
     name = "quant.matmul"
     a = operand_def(TensorType)
@@ -298,9 +301,16 @@ class MatmulOp(QuantOp):
     assembly_format = _FORMAT_2
     SCALARS: ClassVar[tuple[str, ...]] = ("bias", "mult", "shift")
 
+    @property
+    def wide(self) -> bool:
+        """Whether the result is the int32 sum itself, bias included, not requantised."""
+        kind = self.result.type
+        return isinstance(kind, TensorType) and kind.element_type == i32
+
     def verify_(self) -> None:
         """Check the shapes, the zero points and the requantising attributes."""
-        self.check_output()
+        if not self.wide:
+            self.check_output()
         left, right = quantised(self.a, "a"), quantised(self.b, "b")
         if left.zero or right.zero:
             raise VerifyException("quant.matmul operands must have zero point 0")

@@ -51,6 +51,9 @@ class QuantOptions:
     smooth: float | None = None
     """Share of an activation's outliers moved into the weights of linear layers behind it (0..1);
     None: on level 3, where it helps."""
+    float_layers: tuple[str, ...] | None = None
+    """Elementwise layers that stay in float on the host; None: from level 2 on, those whose codes
+    would cost the outputs too much."""
     clip_weights: bool | None = None
     """Search each channel's weight scale for the least squared error; None: from level 2 on."""
     seed: int = 0

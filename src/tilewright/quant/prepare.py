@@ -7,6 +7,8 @@ and the learning use a few that are spread over the whole set.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,6 +72,8 @@ class Prepared:
     table: CalibrationTable
     samples: list[Sample]
     """Those that later steps may use; none when the table was read from a file."""
+    top: Stage
+    """The float graph to quantise: the model's, or one that suits codes better."""
 
 
 def observe_samples(
@@ -81,29 +85,51 @@ def observe_samples(
     preprocessing: dict[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Prepared:
-    """Observe samples and choose the range of every value.
+    """Condition the float graph, observe samples, and choose the range of every value.
+
+    `options` are resolved.
 
     Raises:
-        TilewrightError: as `calibrate`.
+        TilewrightError: as `observe`, `condition`.
     """
-    from tilewright.quant.calibrate import calibrate
+    from tilewright.quant.calibrate import observe
+    from tilewright.quant.condition import SAMPLES, condition
+    from tilewright.quant.ranges import choose_ranges
 
-    del context
-    spread = Spread(samples, options.samples)
-    method = options.method or "kl"
-    table = calibrate(
+    source = iter(samples)
+    first = list(itertools.islice(source, min(SAMPLES, options.samples)))
+    if options.level >= 2 or options.float_layers or options.smooth or options.equalise:
+        top = condition(top, context, _fitting(top, first), options)
+    spread = Spread(itertools.chain(first, source), options.samples)
+    statistics = observe(
         top.module,
         top.weights,
         spread,
-        method="kl" if method == "best" else method,
         limit=None,
+        histograms=options.method != "max",
         preprocessing=preprocessing,
         progress=progress,
     )
-    table.activations = (
-        "asymmetric" if options.activations in ("auto", "asymmetric") else "symmetric"
-    )
-    return Prepared(table, spread.chosen())
+    table = choose_ranges(top, statistics, context, spread.chosen(), options)
+    return Prepared(table, spread.chosen(), top)
+
+
+def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples that the graph can be run on as it is; `observe` names what is wrong."""
+    from tilewright.dialects.quant import shape_of
+    from tilewright.quant.graph import argument_names, main_function
+
+    main = main_function(top.module)
+    shapes = {
+        name: tuple(shape_of(argument))
+        for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
+    }
+    return [
+        sample
+        for sample in samples
+        if {name: np.shape(array) for name, array in sample.items()} == shapes
+        and all(np.isfinite(np.asarray(array, np.float64)).all() for array in sample.values())
+    ]
 
 
 def emission_options(options: QuantOptions, table: CalibrationTable) -> dict[str, str]:
@@ -118,12 +144,11 @@ def emission_options(options: QuantOptions, table: CalibrationTable) -> dict[str
 def quantise(
     module: ModuleOp,
     context: CompileContext,
-    top: Stage,
     prepared: Prepared,
     options: QuantOptions,
     hooks: Sequence[Hook] = (),
 ) -> None:
-    """Turn the float `module`, a copy of `top`'s, into integers; `options` are resolved.
+    """Turn the float `module`, a copy of `prepared.top`'s, into integers; `options` are resolved.
 
     Raises:
         TilewrightError: as the passes of the phase `quantise` do.
@@ -137,15 +162,31 @@ def quantise(
     chosen = emission_options(options, prepared.table)
     text = " ".join(f"{key}={value}" for key, value in chosen.items())
     run_phases(module, context, ["quantise"], hooks, {"quantize": text})
-    improve_codes(top, module, prepared.samples, options, context)
+    improve_codes(prepared, module, options, context)
 
 
 def improve_codes(
-    top: Stage,
-    module: ModuleOp,
-    samples: Sequence[Sample],
-    options: QuantOptions,
-    context: CompileContext,
+    prepared: Prepared, module: ModuleOp, options: QuantOptions, context: CompileContext
 ) -> None:
     """Fit weight codes and biases of the quant level to the float level, if that is asked for."""
-    del top, module, samples, options, context
+    from tilewright.compiler import Stage
+    from tilewright.quant.sequential import improve
+
+    stage = Stage(module, context.weights)
+    for row in improve(prepared.top, stage, prepared.samples, options):
+        changed = row.codes > 0 or row.channels > 0
+        context.decide(
+            row.layer,
+            "improve",
+            changed,
+            f"error {_decibel(row.before)} -> {_decibel(row.after)}, {row.codes} codes and the "
+            f"biases of {row.channels} of {row.total} channels changed"
+            if changed
+            else f"nothing lowers its error of {_decibel(row.before)} on other samples",
+            before=row.before,
+            after=row.after,
+        )
+
+
+def _decibel(share: float) -> str:
+    return f"{10 * math.log10(share):.1f} dB" if share > 0 else "0"

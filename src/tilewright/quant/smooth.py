@@ -8,7 +8,8 @@ result through a column of weights for each; for any positive `s`
 
 so `s[c] = max|y[c]|^share / max|W[:, c]|^(1 - share)` shares the range between both (Xiao et al.,
 2023, eq. 4). Where others read `y` too, as the residual additions of most encoders do, they keep
-the old one: the layer normalisation is done twice, with other constants.
+the old one: the layer normalisation is done twice, with other constants. What a layer gives that
+stays in float on the host (`keep_float`) is multiplied there, before it becomes codes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.quant.graph import layer_of, main_function
+from tilewright.quant.keep_float import ATTRIBUTE
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -40,7 +42,7 @@ enough for more."""
 
 @dataclass(frozen=True)
 class Place:
-    """A layer normalisation and the layers with constant weights that read it."""
+    """A layer normalisation, or a float of the host, and the layers with weights that read it."""
 
     norm: Operation
     readers: tuple[Operation, ...]
@@ -70,7 +72,7 @@ def smooth(
 
 
 def find_places(module: ModuleOp) -> list[Place]:
-    """Return the layer normalisations of one axis whose result linear layers read."""
+    """Return the layer normalisations of one axis, and the floats, that linear layers read."""
     users: dict[SSAValue, int] = {}
     ops = list(main_function(module).body.block.ops)
     for op in ops:
@@ -78,11 +80,15 @@ def find_places(module: ModuleOp) -> list[Place]:
             users[operand] = users.get(operand, 0) + 1
     found: list[Place] = []
     for op in ops:
-        if op.name != "top.layer_norm" or _constant(op.operands[1]) is None:
+        kept = ATTRIBUTE in op.attributes and len(op.results) == 1
+        norm = op.name == "top.layer_norm" and _constant(op.operands[1]) is not None
+        if not (kept or norm):
             continue
         shape: tuple[int, ...] = tuple(op.results[0].type.get_shape())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
+        if not shape:
+            continue
         channels = shape[-1]
-        constants = [value for value in op.operands[1:3] if _constant(value) is not None]
+        constants = [v for v in op.operands[1:3] if norm and _constant(v) is not None]
         # Factors a channel need constants a channel, and only one normalised axis.
         if any(tuple(v.type.get_shape()) != (channels,) for v in constants):  # pyright: ignore[reportAttributeAccessIssue, reportUnknownArgumentType, reportUnknownMemberType]
             continue
@@ -160,7 +166,9 @@ def _smooth(ctx: CompileContext, place: Place, peaks: FloatArray, share: float) 
         ctx.decide(layer, STAGE, False, "its channels have like ranges")
         return 0
     norm = place.norm
-    if place.others:
+    if norm.name != "top.layer_norm":
+        _multiply(ctx, place, 1.0 / factor)
+    elif place.others:
         twin = norm.clone()
         twin.attributes["name"] = StringAttr(f"{layer}/smooth")
         block = norm.parent
@@ -169,7 +177,7 @@ def _smooth(ctx: CompileContext, place: Place, peaks: FloatArray, share: float) 
         for reader in place.readers:
             reader.operands[0] = twin.results[0]
         norm = twin
-    for index in (1, 2):
+    for index in (1, 2) if norm.name == "top.layer_norm" else ():
         name = _constant(norm.operands[index])
         if name is not None:
             array = ctx.weights.get(name)
@@ -188,6 +196,26 @@ def _smooth(ctx: CompileContext, place: Place, peaks: FloatArray, share: float) 
         f"{', '.join(layer_of(reader) for reader in place.readers)}",
     )
     return 1
+
+
+def _multiply(ctx: CompileContext, place: Place, factor: FloatArray) -> None:
+    """Let the readers of a float have it times a factor for each channel."""
+    from xdsl.dialects.builtin import StringAttr, TensorType, f32
+
+    from tilewright.dialects import top
+
+    layer, value = layer_of(place.norm), place.norm.results[0]
+    name = ctx.weights.add(f"{layer}/smooth.factor", factor.astype(np.float32))
+    constant = top.create(
+        top.WeightOp, [], name=name, result_types=[TensorType(f32, [factor.size])]
+    )
+    product = top.create(top.OPS["mul"], [value, constant.results[0]], {}, name=f"{layer}/smooth")
+    product.attributes[ATTRIBUTE] = StringAttr("smoothing of a float of the host")
+    block = place.norm.parent
+    assert block is not None
+    block.insert_ops_after([constant, product], place.norm)
+    for reader in place.readers:
+        reader.operands[0] = product.results[0]
 
 
 def _matrix(ctx: CompileContext, op: Operation) -> Array:

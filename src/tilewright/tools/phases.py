@@ -60,6 +60,7 @@ def quantize(
     from tilewright.levels import signature
     from tilewright.pipelines import run_phases
     from tilewright.quant import prepare
+    from tilewright.quant.graph import main_function
     from tilewright.quant.options import QuantOptions
     from tilewright.runtime.preprocess import load_samples, parse_preprocess
 
@@ -80,7 +81,12 @@ def quantize(
     ).resolved()
     top = Stage(module.clone(), context.weights.copy())
     prepared = prepare.observe_samples(top, context, samples, asked)
-    prepare.quantise(module, context, top, prepared, asked, hooks)
+    if prepared.top is not top:
+        main, conditioned = (main_function(m) for m in (module, prepared.top.module.clone()))
+        main.detach_region(main.body)
+        main.add_region(conditioned.detach_region(conditioned.body))
+        context.weights = prepared.top.weights.copy()
+    prepare.quantise(module, context, prepared, asked, hooks)
 
 
 def convert_top_to_tpu(

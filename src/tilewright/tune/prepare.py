@@ -113,7 +113,7 @@ def prepare(
     # Codes and biases do not change cycles: the quickest way to them will do.
     asked = QuantOptions(level=0).resolved()
     top = Stage(module.clone(), context.weights.copy())
-    quantise(module, context, top, observe_samples(top, context, samples, asked), asked)
+    quantise(module, context, observe_samples(top, context, samples, asked), asked)
     # The file names no target: any with this rounding may use it.
     context.target = None
     try:

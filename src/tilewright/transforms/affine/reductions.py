@@ -417,7 +417,7 @@ class Reductions:
         """Return sizes, x and y as [n, h, w, c], and what gives the weights as [o, i, kh, kw]."""
         kind, y = text(reduce, "kind"), tensor_shape(op.results[0])
         if kind == "matmul":
-            return self._product(reduce, y, table)
+            return self._product(reduce, op, y, table)
         x = tensor_shape(source)
         if kind == "conv" and text(reduce, "layout") == "rows":
             rows = prod(x[:-1])
@@ -446,7 +446,7 @@ class Reductions:
         return problem, x, y, lambda buffers: buffers.nest.reshape(buffers.of(base), shape)
 
     def _product(
-        self, reduce: GenericOp, y: tuple[int, ...], table: bool
+        self, reduce: GenericOp, op: GenericOp, y: tuple[int, ...], table: bool
     ) -> tuple[ConvProblem, Shape, Shape, Callable[[Buffers], SSAValue]]:
         """As `_problem`, for a product of two activations: the right one takes the weights' place.
 
@@ -469,6 +469,7 @@ class Reductions:
         problem = ConvProblem(
             "conv", batch, 1, rows, depth, 1, rows, columns, (1, 1),
             table=table, batched_weights=images[1] > 1, element_bytes=item_bytes(reduce.inputs[0]),
+            output_bytes=item_bytes(op.results[0]),
         )  # fmt: skip
 
         def weights(buffers: Buffers) -> SSAValue:

@@ -304,6 +304,13 @@ def finish_scalar(emit: Emitter, op: Operation, acc: SSAValue) -> SSAValue:
         half = HalfOutput.of(op)
         result = emit.elementwise("round", inputs, shape, f16, without_bias(half))
         return tag(result, "requant", half.tags)
+    if element_of(op.results[0]) == i32:
+        # The sums themselves; multiplier and shift are read by nothing.
+        bias = int_of(op.attributes["bias"])
+        result = emit.elementwise(
+            "sum", inputs, shape, i32, lambda b: b.plus(b.args[0], b.constant(bias, i32))
+        )
+        return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))
     tail = requantise_scalar(op, Output.of(op))
     result = emit.elementwise("requantise", inputs, shape, i8, tail)
     return tag(result, "requant", scalar_tags(op, "bias", "mult", "shift"))

@@ -35,7 +35,7 @@ def device_of(op: Operation) -> str:
     """Return where an op runs: the device if all its results are codes or fp16, else the host."""
     if op.name in ("quant.quantize", "quant.dequantize", "top.cast"):
         return HOST
-    if op.name == "quant.linear":
+    if op.name in ("quant.linear", "quant.matmul"):
         return TPU  # also where it keeps its 32-bit sums
     return TPU if op.results and all(_on_device(result) for result in op.results) else HOST
 

@@ -106,7 +106,7 @@ def _check_arithmetic(op: quant.QuantOp, context: CompileContext) -> None:
         return
     if isinstance(op, quant.ConvOp | quant.LinearOp):
         _check_weight_codes(op, context)
-    if isinstance(op, quant.LinearOp) and op.wide:
+    if isinstance(op, quant.LinearOp | quant.MatmulOp) and op.wide:
         return  # nothing is rescaled
     target = quantised(op.results[0]).step
     if isinstance(op, quant.SoftmaxOp):

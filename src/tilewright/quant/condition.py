@@ -1,0 +1,211 @@
+"""Another float graph of the same function, before calibration, that suits codes better.
+
+Three changes, each optional: layers whose codes would cost too much stay in float (`keep_float`),
+outlying channels go into the weights behind normalisations (`smooth`), and channels are balanced
+between convolutions (`equalize`). The last two are tried: they stay if the outputs of a plainly
+quantised network come closer to the float ones on a few samples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from tilewright.compiler import Stage
+    from tilewright.dialects.quant import UniformType
+    from tilewright.ir.context import CompileContext
+    from tilewright.quant.options import QuantOptions
+
+Sample = Mapping[str, npt.NDArray[Any]]
+
+STAGE = "condition"
+
+SAMPLES = 8
+"""First samples that these decisions look at."""
+
+SHARES = (0.5, 0.75)
+"""Shares of outlying channels that go into the weights, to try."""
+
+LEAST_GAIN_DB = 0.1
+"""A change that brings less is not worth another graph."""
+
+
+def condition(
+    top: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
+) -> Stage:
+    """Return the float graph to quantise: `top` itself, or a changed copy.
+
+    Args:
+        top: the fused float graph.
+        context: gives the target; takes the decisions.
+        samples: a few inputs of the graph's shapes.
+        options: resolved options: `float_layers`, `smooth`, `equalise`, `level`.
+
+    Raises:
+        UsageError: E0702, `float_layers` names no layer.
+    """
+    from tilewright.compiler import Stage as Made
+    from tilewright.quant.keep_float import keep_loud, mark_layers
+    from tilewright.quant.smooth import find_places
+
+    samples = list(samples)[:SAMPLES]
+    stage = Made(top.module.clone(), top.weights.copy())
+    changed = False
+    if options.float_layers is not None:
+        mark_layers(stage.module, options.float_layers, context)
+        changed = bool(options.float_layers)
+    elif options.level >= 2 and samples and _has_products(stage):
+        types = _types(stage, context, samples, options)
+        changed = keep_loud(stage, types, samples[: SAMPLES // 2], context) > 0
+    before: float | None = None
+    if options.smooth is not None:
+        shares: tuple[float, ...] = (options.smooth,) if options.smooth > 0 else ()
+    else:
+        shares = SHARES if options.level >= 2 else ()
+    if shares and samples and find_places(stage.module):
+        forced = options.smooth is not None
+        before = None if forced else trial(stage, context, samples, options)
+        stage, before, found = _best(
+            stage, context, samples, options, before,
+            {f"smoothing {share:g}": _smoothing(share) for share in shares},
+        )  # fmt: skip
+        changed |= found
+    wanted = options.level >= 3 if options.equalise is None else options.equalise
+    if wanted and samples:
+        forced = options.equalise is True
+        if before is None and not forced:
+            before = trial(stage, context, samples, options)
+        stage, before, found = _best(
+            stage, context, samples, options, None if forced else before,
+            {"equalisation": _equalising},
+        )  # fmt: skip
+        changed |= found
+    return stage if changed else top
+
+
+Change = Callable[["CompileContext", "Stage", Sequence[Sample]], int]
+
+
+def _smoothing(share: float) -> Change:
+    from tilewright.quant.smooth import smooth
+
+    return lambda context, stage, samples: smooth(context, stage.module, samples, share)
+
+
+def _equalising(context: CompileContext, stage: Stage, samples: Sequence[Sample]) -> int:
+    from tilewright.quant.equalize import equalize
+
+    return equalize(context, stage.module, samples)
+
+
+def _best(
+    stage: Stage,
+    context: CompileContext,
+    samples: Sequence[Sample],
+    options: QuantOptions,
+    before: float | None,
+    changes: Mapping[str, Change],
+) -> tuple[Stage, float | None, bool]:
+    """Return the stage with the change that serves it best, its decibels, whether it changed.
+
+    Without `before` the first change is made whatever it brings.
+    """
+    from tilewright.compiler import Stage as Made
+
+    best, level, found = stage, before, False
+    for name, change in changes.items():
+        tried = Made(stage.module.clone(), stage.weights.copy())
+        scratch = _scratch(context, tried)
+        count = change(scratch, tried, samples)
+        tried = Made(tried.module, scratch.weights)
+        if not count:
+            continue
+        reached = math.inf if before is None else trial(tried, context, samples, options)
+        better = level is None or reached > level + LEAST_GAIN_DB
+        if before is not None:
+            context.decide(
+                "network", STAGE, better, f"{name}: {before:.2f} -> {reached:.2f} dB at the outputs"
+            )
+        if better:
+            context.decisions += scratch.decisions
+            best, level, found = tried, reached, True
+        if before is None:
+            break
+    return best, None if level == math.inf else level, found
+
+
+def _scratch(context: CompileContext, stage: Stage) -> CompileContext:
+    from tilewright.ir.io import new_context
+
+    made = new_context(target=context.target)
+    made.weights = stage.weights.copy()
+    return made
+
+
+def _has_products(stage: Stage) -> bool:
+    """Whether there is a product whose sums could leave the chip."""
+    from tilewright.quant.graph import main_function
+    from tilewright.quant.keep_float import PRODUCTS
+
+    return any(op.name in PRODUCTS for op in main_function(stage.module).body.block.ops)
+
+
+def _emitted(
+    stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
+) -> Stage:
+    """Return the stage quantised plainly, with ranges of these samples."""
+    from tilewright.compiler import Stage as Made
+    from tilewright.quant.calibrate import observe
+    from tilewright.quant.prepare import Prepared, quantise
+
+    table = observe(stage.module, stage.weights, samples, histograms=False).table("max")
+    symmetric = options.activations == "symmetric"
+    table.activations = "symmetric" if symmetric else "asymmetric"
+    plain = replace(options, rounding="nearest", bias="mean", activations=table.activations)
+    scratch = _scratch(context, stage)
+    module = stage.module.clone()
+    quantise(module, scratch, Prepared(table, [], stage), plain)
+    return Made(module, scratch.weights)
+
+
+def _types(
+    stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
+) -> dict[str, UniformType]:
+    """Return the codes every value would have."""
+    from tilewright.dialects.quant import uniform_of
+    from tilewright.quant.graph import layer_of, main_function
+
+    found: dict[str, UniformType] = {}
+    for op in main_function(_emitted(stage, context, samples, options).module).body.block.ops:
+        kind = uniform_of(op.results[0]) if op.results else None
+        if kind is not None:
+            found.setdefault(layer_of(op).removesuffix("/quantize"), kind)
+    return found
+
+
+def trial(
+    stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
+) -> float:
+    """Return the outputs' signal-to-noise ratio, in dB, of the stage quantised plainly."""
+    from tilewright.quant.fast import FastSession
+    from tilewright.runtime.float_executor import TopSession
+
+    made = _emitted(stage, context, samples, options)
+    fast = FastSession(made.module, made.weights)
+    real = TopSession(stage.module, stage.weights)
+    signal = noise = 0.0
+    for sample in samples:
+        wanted, got = real.run(sample), fast.run(sample)
+        for name, array in wanted.items():
+            exact = array.astype(np.float64)
+            signal += float(np.square(exact).sum())
+            noise += float(np.square(got[name].astype(np.float64) - exact).sum())
+    if noise == 0:
+        return math.inf
+    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
