@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from tilewright.dialects import quant, top
-from tilewright.dialects.quant import UniformType, shape_of, window_size
+from tilewright.dialects.quant import WEIGHT_CODES, UniformType, i4, shape_of, window_size
 from tilewright.ir.context import CompileContext
 from tilewright.ir.weights import WeightStore
 from tilewright.spec.hardware import load_target
@@ -125,6 +125,7 @@ class Graph:
         layout: str = "nhwc",
         rounding: str = "half_up",
         zero: int = 0,
+        bits: int = 8,
     ) -> SSAValue:
         shape = shape_of(x)
         n, (h, w), c = (
@@ -137,14 +138,16 @@ class Graph:
             for k, dim in enumerate((h, w))
         ]
         result = [n, *size, out_channels] if layout == "nhwc" else [n, out_channels, *size]
-        weight = rng.integers(-127, 128, (out_channels, c // group, *kernel), dtype=np.int8)
-        spread = int(64 * 64 * np.sqrt(weight[0].size)) + 1
+        largest = WEIGHT_CODES[bits]
+        weights = (out_channels, c // group, *kernel)
+        weight = rng.integers(-largest, largest + 1, weights, dtype=np.int8)
+        spread = int(64 * (largest + 1) // 2 * np.sqrt(weight[0].size)) + 1
         return self.quant(
             quant.ConvOp,
             name,
             [
                 x,
-                self.weight(f"{name}.w", weight),
+                self.weight(f"{name}.w", weight, TensorType(i4, weights) if bits == 4 else None),
                 *self.parameters(name, rng, out_channels, spread, rounding),
             ],
             codes(result, 0.05, zero),

@@ -299,6 +299,38 @@ def test_held_tensors_and_cascades_give_the_same_integers(
     assert {"cascade", "held a", "held both"} <= seen
 
 
+@pytest.mark.parametrize("target", ["", "tpu_v2"])
+def test_weights_of_4_bits(target: str) -> None:
+    """An i4 operand, extended in the body: accepted, and the same integers, tiled or not."""
+    rounding = load_target(target).rounding if target else "half_away"
+    rng = np.random.default_rng(5)
+    same: dict[str, Any] = {"rounding": rounding, "bits": 4}
+    graph = Graph(x=codes([1, 6, 5, 6], zero=3))
+    a = graph.conv("a", graph.input("x"), rng, 9, (3, 3), (1, 1), (1, 1, 1, 1), **same)
+    b = graph.conv("b", a, rng, 9, (3, 1), group=9, **same)
+    c = graph.conv("c", b, rng, 6, (1, 2), group=3, **same)
+    d = graph.conv("d", c, rng, 1, (2, 2), bits=8, rounding=rounding)
+    module = graph.module(c, d)
+    x = random_codes(rng, [1, 6, 5, 6])
+    expected = run_quant(module, graph.weights, {"x": x}, keep=True)
+    LowerQuantToLinalgPass().apply(graph.context(), module)
+    run_level = run_linalg
+    if target:
+        TileAndBufferizePass().apply(graph.context(target), module)
+        run_level = run_affine
+    module.verify()
+    assert accepts(module) is None
+    assert "xi4" in str(module)
+    actual = run_level(module, graph.weights, {"x": x}, keep=True)
+    for name, value in actual.items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    for name in ("a", "b", "c", "d"):
+        assert np.unique(expected[name]).size > 3, f"{name} hardly varies"
+    run = execute(module, "main", arguments(module, graph, {"x": x}))
+    for index, value in enumerate(run):
+        np.testing.assert_array_equal(value, expected[f"result{index}"])
+
+
 def arguments(module: ModuleOp, graph: Graph, inputs: dict[str, np.ndarray]) -> list[np.ndarray]:
     main = list(module.body.block.ops)[-1]
     names = strings(main.attributes["arg_names"])

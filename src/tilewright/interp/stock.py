@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from xdsl.dialects.builtin import IntegerType, MemRefType, ModuleOp, TensorType
+from xdsl.dialects.builtin import IntegerType, MemRefType, ModuleOp, TensorType, i8
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 from xdsl.printer import Printer
@@ -86,10 +86,19 @@ def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Ar
     """
     target = _function(module, function)
     kinds = target.function_type
-    lines, operands = list[str](), list[str]()
+    lines, operands, helpers = list[str](), list[str](), list[str]()
     for index, (value, kind) in enumerate(zip(inputs, kinds.inputs.data, strict=True)):
         constant = _as_tensor(kind)
-        lines.append(f"  %c{index} = arith.constant {dense(value, constant)}")
+        if constant.element_type == IntegerType(4):
+            # LLVM lays constant arrays of i4 out otherwise than its loads read them: they are made
+            # of bytes at run time, in a function so that nothing is folded.
+            stored = TensorType(i8, constant.get_shape())
+            lines.append(f"  %b{index} = arith.constant {dense(value, stored)}")
+            call = f"@tilewright_narrow_{index}(%b{index}) : ({stored}) -> {constant}"
+            lines.append(f"  %c{index} = func.call {call}")
+            helpers.append(_narrowing(f"@tilewright_narrow_{index}", stored, constant))
+        else:
+            lines.append(f"  %c{index} = arith.constant {dense(value, constant)}")
         operands.append(f"%c{index}")
         if isinstance(kind, MemRefType):
             lines.append(f"  %a{index} = bufferization.to_buffer %c{index} : {constant} to {kind}")
@@ -104,6 +113,7 @@ def execute(module: ModuleOp, function: str, inputs: Sequence[Array]) -> list[Ar
     inner = re.sub(r"^\s*\^\w+:", "", inner)
     wrapper = (
         inner
+        + "".join(helpers)
         + "\nfunc.func private @printMemrefI64(memref<*xi64>) attributes {llvm.emit_c_interface}\n"
         + "func.func @tilewright_entry() {\n"
         + "\n".join(lines)
@@ -135,10 +145,15 @@ def dense(value: Array, kind: Attribute) -> str:
     data = np.ascontiguousarray(value)
     if data.size == 1:
         return f"dense<{data.reshape(-1)[0].item()}> : {kind}"
-    if isinstance(kind, TensorType) and kind.element_type == IntegerType(4):
-        # A byte each in MLIR's literals, the upper half zero.
-        data = data.view(np.uint8) & 15
     return f'dense<"0x{data.tobytes().hex().upper()}"> : {kind}'
+
+
+def _narrowing(name: str, wide: Attribute, narrow: Attribute) -> str:
+    """Return a function that truncates integers."""
+    return (
+        f"\nfunc.func {name}(%x: {wide}) -> {narrow} {{\n"
+        f"  %y = arith.trunci %x : {wide} to {narrow}\n  return %y : {narrow}\n}}\n"
+    )
 
 
 def _print_result(index: int, kind: Attribute) -> list[str]:
