@@ -178,6 +178,8 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "message"),
     [
         (["--profile", "odd"], "`odd` must be all or among mixed"),
+        (["--target", "tpu_v2", "--profile", "dma,rows"],
+         "`--profile rows`: target `tpu_v2` has no `vector_rows`"),
         (["--profile", "dma,nope"], "`--profile dma,nope`: `nope` must be all or among mixed"),
         (["--profile", "nope", "--models", "1"], "`nope` must be all or among mixed"),
         (["--profile", ""], "`` must be all or among mixed"),

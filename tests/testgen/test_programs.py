@@ -18,6 +18,7 @@ from tilewright.testgen.programs import (
     ALL_PROFILES,
     PRIME_K,
     PROFILES,
+    ROWS,
     SATURATION,
     Case,
     finish,
@@ -28,20 +29,21 @@ from tilewright.testgen.sync import FROM_ENGINE, TO_ENGINE, semaphore, synchroni
 from tilewright.testgen.values import is_prime
 
 TINY = load_target("tiny8")
+TINY_ROWS = TINY.model_copy(update={"vector_rows": True})
 FP16_ONLY = {"v_clamp", "function"}
 """Fields only fp16 reads; random data would overflow it, so fp16 is left to models."""
 
 
-@pytest.mark.parametrize("profile", [*PROFILES, PRIME_K])
+@pytest.mark.parametrize("profile", [*PROFILES, PRIME_K, ROWS])
 @pytest.mark.parametrize("seed", range(500, 504))
 def test_every_order_of_the_engines_gives_the_same(profile: str, seed: int) -> None:
-    expected, findings = expect(generate(TINY, profile, seed), ("functional",))
+    expected, findings = expect(generate(TINY_ROWS, profile, seed), ("functional",))
     assert expected is not None
     assert findings == []
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("profile", ["mixed", "control", "address"])
+@pytest.mark.parametrize("profile", ["mixed", "control", "address", ROWS])
 def test_any_chip_has_programs(profile: str, seed: int) -> None:
     expected, findings = expect(generate(random_target(seed), profile, seed), ("functional",))
     assert expected is not None
@@ -86,7 +88,8 @@ def test_programs_are_seeded() -> None:
 
 @pytest.fixture(scope="module")
 def many() -> list[Case]:
-    return [generate(TINY, profile, seed) for profile in PROFILES for seed in range(40)]
+    cases = [generate(TINY, profile, seed) for profile in PROFILES for seed in range(40)]
+    return cases + [generate(TINY_ROWS, ROWS, seed) for seed in range(40)]
 
 
 def test_every_field_of_every_instruction_is_exercised(many: list[Case]) -> None:
@@ -227,4 +230,4 @@ def test_unneeded_programs_get_no_semaphores() -> None:
 def test_profiles_are_known() -> None:
     with pytest.raises(ValueError, match="profile must be one of mixed"):
         generate(TINY, "nonsense", 1)
-    assert len(set(ALL_PROFILES)) == 9
+    assert len(set(ALL_PROFILES)) == 10
