@@ -53,6 +53,8 @@ class CompileOptions:
     """Folder of pictures or arrays, an .npz, or samples themselves (arrays by input name)."""
     random_calibration: bool = False
     """Take ranges from seeded random inputs: cycles are right, results are not."""
+    table: CalibrationTable | None = None
+    """Calibrated ranges; `calibration` then serves only to fit codes."""
     quant: QuantOptions = field(default_factory=QuantOptions)
     """How ranges, codes and biases are chosen."""
     budget: Budget | None = None
@@ -129,8 +131,19 @@ def build(
         return build_mixed(model, target, options, progress)[0]
     path, shapes, preprocess = resolve_model(model)
     preprocess = options.preprocess or preprocess
-    front = front_end(path, target, shapes={**shapes, **options.shapes}, progress=progress)
-    inputs = {name: shape for name, shape, _ in signature(front.stage.module, front.context)}
+    front = front_end(
+        path,
+        target,
+        shapes={**shapes, **options.shapes},
+        calibrated=options.dtype == "int8"
+        and (
+            options.calibration is not None
+            or options.random_calibration
+            or options.table is not None
+        ),
+        progress=progress,
+    )
+    inputs = signature(front.stage.module, front.context)
     asked: dict[str, Any] = {"target": target.name, "dtype": options.dtype}
     used = _Fed(preprocess, inputs)
     if options.dtype == "float32":
@@ -141,6 +154,7 @@ def build(
             front,
             target,
             samples=used.samples(options),
+            table=options.table,
             dtype=options.dtype,
             quant=options.quant,
             timing=options.timing,
@@ -209,12 +223,23 @@ def readable(name: str) -> str:
     return os.fsencode(name).decode("utf-8", "replace")
 
 
+def _input_type(element: str) -> np.dtype[Any]:
+    """Return the numpy type of a model's input from its element type."""
+    if element == "i1":
+        return np.dtype(np.bool_)
+    kind = {"f": "f", "i": "i", "u": "u"}[element[0]]
+    return np.dtype(f"{kind}{int(element.lstrip('fui')) // 8}")
+
+
 class _Fed:
     """Samples for calibration, and whether pictures were among them."""
 
-    def __init__(self, preprocess: Preprocess | None, inputs: dict[str, tuple[int, ...]]) -> None:
+    def __init__(
+        self, preprocess: Preprocess | None, inputs: list[tuple[str, tuple[int, ...], str]]
+    ) -> None:
         self.preprocess = preprocess
-        self.inputs = inputs
+        self.inputs = {name: shape for name, shape, _ in inputs}
+        self.types = {name: _input_type(element) for name, _, element in inputs}
         self.pictures = preprocess is not None
 
     def samples(self, options: CompileOptions) -> Samples | None:
@@ -228,10 +253,14 @@ class _Fed:
     def _drawn(self) -> Iterator[dict[str, Array]]:
         generator = np.random.default_rng(0)
         for _ in range(RANDOM_SAMPLES):
-            yield {
-                name: generator.standard_normal(shape).astype(np.float32)
-                for name, shape in self.inputs.items()
-            }
+            yield {name: self._random(name, generator) for name in self.inputs}
+
+    def _random(self, name: str, generator: np.random.Generator) -> Array:
+        kind, shape = self.types[name], self.inputs[name]
+        if kind.kind in "iu" and kind.itemsize <= 2:
+            limits = np.iinfo(kind)
+            return generator.integers(limits.min, limits.max, shape, kind, endpoint=True)
+        return generator.standard_normal(shape).astype(kind)
 
     def _read(self, source: Path, limit: int) -> Iterator[dict[str, Array]]:
         from tilewright.runtime.preprocess import PICTURE_SUFFIXES, list_samples
@@ -239,7 +268,7 @@ class _Fed:
         if any(file.suffix.lower() in PICTURE_SUFFIXES for file in list_samples(source)):
             self.pictures = True
         for sample in load_samples(source, self.inputs, self.preprocess, limit):
-            yield {name: array.astype(np.float32) for name, array in sample.items()}
+            yield {name: array.astype(self.types[name]) for name, array in sample.items()}
 
     def recorded(self) -> dict[str, Any] | None:
         """Return the preprocessing to keep in the package: when pictures are this model's input."""
@@ -307,7 +336,7 @@ def float_inputs(
 
     path, shapes, preprocess = resolve_model(model)
     front = front_end(path, target, shapes={**shapes, **options.shapes})
-    inputs = {name: shape for name, shape, _ in signature(front.stage.module, front.context)}
+    inputs = signature(front.stage.module, front.context)
     samples = _Fed(options.preprocess or preprocess, inputs).samples(options)
     return [dict(item) for item in itertools.islice(samples or (), options.quant.samples)]
 

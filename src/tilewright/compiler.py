@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,7 @@ def front_end(
     target: Hardware,
     *,
     shapes: dict[str, tuple[int, ...]] | None = None,
+    calibrated: bool = False,
     progress: Progress = _ignore,
 ) -> FrontEnd:
     """Import a model and optimise its float graph.
@@ -90,6 +92,8 @@ def front_end(
         model: an ONNX file or model.
         target: the chip; its layout is assigned.
         shapes: shapes of inputs with dynamic dimensions, by name.
+        calibrated: ranges will be calibrated: what a quantised model has no 8-bit scales for
+            (scales found at run time, 16-bit codes) gets calibrated ones.
         progress: see `Progress`.
 
     Raises:
@@ -108,9 +112,13 @@ def front_end(
     for share, name in ((0.1, "convert"), (0.15, "optimise"), (0.2, "layout")):
         progress(name, share)
         start = time.perf_counter()
-        run_phases(module, context, [name])
+        run_phases(module, context, [name], options=CALIBRATED if calibrated else None)
         seconds[name] = time.perf_counter() - start
     return FrontEnd(context, Stage(module, context.weights.copy()), seconds)
+
+
+CALIBRATED = {"top-replace-dynamic": "calibrated=true", "top-absorb-qdq": "wide=drop"}
+"""Options of passes on quantised models when there is calibration data."""
 
 
 def _level_options(level: Level, goal: Goal, fuse: bool) -> dict[str, str]:
@@ -256,7 +264,7 @@ def compile_model(
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
     from tilewright.quant.options import QuantOptions
-    from tilewright.quant.prepare import Prepared, observe_samples, quantise
+    from tilewright.quant.prepare import Prepared, Spread, observe_samples, quantise
     from tilewright.quant.table import CalibrationTable, write_attribute
     from tilewright.transforms.quant.given import brings_scales
 
@@ -267,7 +275,8 @@ def compile_model(
     if isinstance(model, FrontEnd):
         front = model
     else:
-        front = front_end(model, target, shapes=shapes, progress=progress)
+        calibrated = dtype == "int8" and (samples is not None or table is not None)
+        front = front_end(model, target, shapes=shapes, calibrated=calibrated, progress=progress)
     seconds = dict(front.seconds)
     context, top = front.context, front.stage
     context.target = target
@@ -277,7 +286,12 @@ def compile_model(
     if table is None and samples is None and brings_scales(top.module):
         # A quantised model says itself what its codes mean.
         table = CalibrationTable({}, "given")
-    prepared = Prepared(table, [], top) if table is not None else None
+    prepared = None
+    if table is not None:
+        # Ranges are there already; samples serve to fit codes.
+        spread = Spread(samples if dtype == "int8" and samples is not None else (), asked.samples)
+        deque(spread, maxlen=0)
+        prepared = Prepared(table, spread.chosen(), top)
     if prepared is None:
         if samples is None:
             raise TilewrightError(

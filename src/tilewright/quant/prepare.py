@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -95,9 +95,16 @@ def observe_samples(
     from tilewright.quant.calibrate import observe
     from tilewright.quant.condition import SAMPLES, condition
     from tilewright.quant.ranges import choose_ranges
+    from tilewright.transforms.quant.given import brings_scales
 
     source = iter(samples)
     first = list(itertools.islice(source, min(SAMPLES, options.samples)))
+    if brings_scales(top.module):
+        # Its codes are what it was trained or calibrated with: only what is asked for is changed.
+        options = replace(options, level=0)
+        context.decide(
+            "main", "condition", False, "a quantised model: given scales, codes and biases are kept"
+        )
     if options.level >= 2 or options.float_layers or options.smooth or options.equalise:
         top = condition(top, context, _fitting(top, first), options)
     spread = Spread(itertools.chain(first, source), options.samples)
@@ -171,7 +178,10 @@ def improve_codes(
     """Fit weight codes and biases of the quant level to the float level, if that is asked for."""
     from tilewright.compiler import Stage
     from tilewright.quant.sequential import improve
+    from tilewright.transforms.quant.given import brings_scales
 
+    if brings_scales(prepared.top.module):
+        return
     stage = Stage(module, context.weights)
     for row in improve(prepared.top, stage, prepared.samples, options):
         changed = row.codes > 0 or row.channels > 0

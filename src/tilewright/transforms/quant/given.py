@@ -171,7 +171,7 @@ def place_given(
 
     while True:
         hosts = place(ops, weights, reason)
-        if not (arguments or has_given_scales(ops)):
+        if thresholds and not (arguments or has_given_scales(ops)):
             return hosts
         known = _Known(hosts, names, thresholds, arguments, weights)
         found = {op: why for op in ops if (why := known.missing(op)) is not None}

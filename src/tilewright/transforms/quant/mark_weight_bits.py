@@ -68,6 +68,9 @@ def mark_weight_bits(
                 hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
             )
     for name, op in layers.items():
+        if "weight_scale" in op.attributes:
+            # The model's own codes have the bits they have.
+            continue
         chosen = layer_bits.get(name, bits)
         if chosen == 8:
             op.attributes.pop("weight_bits", None)

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from xdsl.context import Context
-from xdsl.dialects.builtin import ModuleOp
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
@@ -34,6 +34,9 @@ from tilewright.transforms.top.qdq import Codes, constant_codes, quantise_consta
 
 LEAST, MOST = -128, 127
 """Codes a weight may have."""
+
+FOUR_BITS = 7
+"""Largest code of weights of 4 bits; the least is its negative."""
 
 ROOM = 2**30 - 2**20
 """Bias and zero-point term of an accumulator stay below; see `quantise_channels`."""
@@ -97,6 +100,8 @@ def _absorb(graph: Graph, op: top.TopOp) -> None:
         return
     if steps.size and (steps.min() < LEAST or steps.max() > MOST):
         op = _split(graph, op, steps, found)
+    if steps.size and np.abs(steps).max() <= FOUR_BITS:
+        op.attributes["weight_bits"] = IntegerAttr(4, i32)
     graph.set(op, weight_scale=graph.weights.add(f"{name}.given_scale", scales[:, 0].copy()))
     if bias is not None:
         graph.set(
