@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,8 @@ def one(asked: Asked, data: Data, output: Path) -> int:
     else:
         stage = compiled.stages["quant"]
         run = QuantSession(stage.module, stage.weights).run
-        row |= judged(task, evaluate(run, task.evaluation, task.carry))
+        found = evaluate(run, task.evaluation, task.carry)
+        row |= judged(task, float_outputs(task), found)
         row |= {**used, "peak_mb_before": before}
         row["host_layers"] = sum(op.name.startswith("top.") for op in layers(stage.module))
     output.write_text(json.dumps(row), "utf-8")
@@ -187,9 +188,13 @@ def layers(module: Any) -> list[Any]:
     return [op for op in module.walk() if op.name not in ("top.weight", "top.none")]
 
 
-def judged(task: Task, found: Sequence[Feed]) -> dict[str, Any]:
-    """Return the figures of a task for the outputs of a quantised model."""
-    wanted = evaluate(session(task.model), task.evaluation, task.carry)
+def float_outputs(task: Task) -> list[Feed]:
+    """Return what the float model gives."""
+    return evaluate(session(task.model), task.evaluation, task.carry)
+
+
+def judged(task: Task, wanted: Sequence[Feed], found: Sequence[Feed]) -> dict[str, Any]:
+    """Return the figures of a task for the outputs of the float and of a quantised model."""
     names = list(wanted[0])
     # In the float model's order: what is judged may be the first output.
     found = [{name: item[name] for name in names} for item in found]
@@ -214,22 +219,22 @@ def judged(task: Task, found: Sequence[Feed]) -> dict[str, Any]:
     return row
 
 
-def peers(model: str, data: Data, python: Path, weight_bits: int) -> list[dict[str, Any]]:
-    """Return the rows of other quantisers on one task."""
+def peers(model: str, data: Data, python: Path, weight_bits: int) -> Iterator[dict[str, Any]]:
+    """Make the rows of other quantisers on one task."""
     try:
         task = TASKS[model](model, data)
     except MissingDataError as error:
-        return [{"model": model, "by": "peers", "options": "", "error": str(error)}]
-    rows: list[dict[str, Any]] = []
+        yield {"model": model, "by": "peers", "options": "", "error": str(error)}
+        return
+    wanted = float_outputs(task)
     for method in methods_of(task, weight_bits):
         row: dict[str, Any] = {"model": model, "by": method, "options": f"{weight_bits} bit"}
         try:
             found, used = run_peer(task, method, python, weight_bits)
         except PeerError as error:
-            rows.append({**row, "error": str(error)})
-            continue
-        rows.append({**row, **judged(task, found), **used})
-    return rows
+            yield {**row, "error": str(error)}
+        else:
+            yield {**row, **judged(task, wanted, found), **used}
 
 
 def peak_mb() -> float:
