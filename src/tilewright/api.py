@@ -214,7 +214,7 @@ def quant_record(options: QuantOptions, table: CalibrationTable) -> dict[str, An
         "weight_bits": asked.weight_bits,
     }
     if asked.layer_bits:
-        found["layer_bits"] = dict(asked.layer_bits)
+        found["layer_bits"] = [f"{name}={bits}" for name, bits in asked.layer_bits.items()]
     return found
 
 

@@ -63,6 +63,8 @@ def test_layers_are_marked_and_a_second_time_changes_nothing() -> None:
         "two": (False, "its weights keep 8 bits, as asked for"),
     }
     mark_weight_bits(module, 8, {"two": 4})
+    assert bits_of(module) == {"one": 4, "two": 4}
+    mark_weight_bits(module, 8, {"one": 8})
     assert bits_of(module) == {"one": None, "two": 4}
 
 

@@ -44,7 +44,7 @@ def mark_weight_bits(
 
     Args:
         module: a `top` module.
-        bits: 8 or 4, of all layers that `layer_bits` does not name.
+        bits: of all layers that `layer_bits` does not name; 8 leaves them as they are.
         layer_bits: 8 or 4, by layer.
         context: notes what was decided.
 
@@ -73,6 +73,8 @@ def mark_weight_bits(
             continue
         chosen = layer_bits.get(name, bits)
         if chosen == 8:
+            if name not in layer_bits:
+                continue
             op.attributes.pop("weight_bits", None)
             if bits != 8 and context is not None:
                 context.decide(name, STAGE, False, "its weights keep 8 bits, as asked for")
@@ -86,14 +88,14 @@ def mark_weight_bits(
 class QuantMarkWeightBitsPass(ModulePass):
     """Mark layers whose weights shall have 4 bits.
 
-    Requires: a `top` module. Ensures: `weight_bits = 4 : i32` on exactly the `top.conv`,
-    `top.linear` and `top.matmul` with constant weights that were asked for.
+    Requires: a `top` module. Ensures: `weight_bits = 4 : i32` on the `top.conv`, `top.linear` and
+    `top.matmul` with constant weights that were asked for.
     """
 
     name = "quant-mark-weight-bits"
 
     bits: int = 4
-    """8 or 4, of all layers that `layers` does not name."""
+    """Of all layers that `layers` does not name; 8 leaves them as they are."""
     layers: tuple[str, ...] = ()
     """Bits of single layers, each `NAME=BITS`."""
 
