@@ -82,6 +82,8 @@ class FastGraph:
             "quant.requantize": self._requantize,
             "quant.lut": self._lut,
             "quant.resize": self._resize,
+            "quant.softmax": self._softmax,
+            "quant.layer_norm": self._layer_norm,
             "top.reshape": self._reshape,
             "top.transpose": self._transpose,
             "top.concat": self._concat,
@@ -364,6 +366,39 @@ class FastGraph:
         # The weights have 11 fractional bits each; as fractions they are exact.
         total = self.scaled(total, mult * 2.0 ** (22 - attrs.integer("shift")))
         return self._wide(op, _nhwc(op), total, [mult], bits=30)
+
+    # Rows. Reciprocals of 16 bits are exact here: a code that is close to a tie may differ.
+
+    def _softmax(self, op: Operation) -> Form:
+        attrs, emit = Attrs(op.attributes), self.graph.emit
+        x, last = self.actual(op.operands[0]), self.graph.ints([-1])
+        below = emit("Sub", [emit("ReduceMax", [x, last], keepdims=1), x])
+        # The store holds the 16 bits of an entry as int16.
+        entries = self.weights.get(attrs.string("table")).astype(np.uint16)
+        table = self.constant(op, "table", entries)
+        powers = emit("Gather", [table, emit("Cast", [below], to=6)], axis=0)
+        share = emit("Div", [powers, emit("ReduceSum", [powers, last], keepdims=1)])
+        total = self.scaled(share, attrs.integer("mult") / 2.0 ** attrs.integer("shift"))
+        offset = 0.5 + attrs.integer("zp") - quantised(op.results[0]).zero
+        return self.finish(op, False, Rounding("floor", offset), self.moved(total, offset))
+
+    def _layer_norm(self, op: Operation) -> Form:
+        attrs = Attrs(op.attributes)
+        gain, bias = (self.array(op.operands[i]).astype(np.float64) for i in (1, 2))
+        unit = 2.0 ** -attrs.integer("shift")
+        offset = attrs.integer("zp") - quantised(op.results[0]).zero
+        operands = [
+            self.graph.emit(
+                "Reshape", [self.actual(op.operands[0]), self.graph.ints([-1, gain.size])]
+            ),
+            self.constant(op, "gain", gain.reshape(-1) * (unit * 2.0**15)),
+            self.constant(op, "bias", bias.reshape(-1) * unit + offset),
+        ]
+        # The integer epsilon is that of n^2 times the variance of codes, with 8 fractional bits.
+        epsilon = attrs.integer("epsilon") / (2.0**8 * gain.size**2)
+        normal = self.graph.emit("LayerNormalization", operands, axis=-1, epsilon=epsilon)
+        total = self.graph.emit("Reshape", [normal, self.graph.ints(shape_of(op.results[0]))])
+        return self.finish(op, False, Rounding("floor", float(offset)), total)
 
     # Movers
 
