@@ -103,7 +103,7 @@ def test_overflow_seen_in_calibration_is_refused() -> None:
     )
     write_attribute(module, table)
     with pytest.raises(TilewrightError, match='"c1" overflows fp16') as caught:
-        ConvertToHalfPass().apply(g.ctx, module)
+        ConvertToHalfPass(overflow="refuse").apply(g.ctx, module)
     assert caught.value.code == "E0304"
 
 
@@ -118,7 +118,7 @@ def test_overflow_at_run_time_is_an_error() -> None:
 def test_weights_that_overflow_are_named() -> None:
     g, module = net(gain=1e6)
     with pytest.raises(TilewrightError, match=r'constant "c1\.w" overflows fp16'):
-        convert_module(g.ctx, module, {})
+        convert_module(g.ctx, module, {}, overflow="refuse")
 
 
 def test_targets_without_fp16_refuse() -> None:

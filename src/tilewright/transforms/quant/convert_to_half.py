@@ -8,6 +8,11 @@
 
 Operands are fp16, sums float32, results rounded once; biases stay float32, as the array adds them.
 Nothing may overflow: weights are checked here, activations against the calibrated largest values.
+What would overflow stays float32 on the host with that reason (`overflow=host`), or the model is
+refused (`overflow=refuse`). The usual place is a normalisation spelled out, whose squares leave the
+range long before its result does:
+
+    %2 = top.mul %1, %1 {name = "sq"}     179413 seen: %2 and what reads it stay float32
 """
 
 from __future__ import annotations
@@ -54,6 +59,9 @@ OVERFLOW = 65520.0
 
 FLOAT_FUNCTIONS = frozenset({*isa.FUNCTIONS, "relu", "clip"}) - {"none"}
 """Functions of one value that the vector unit has in fp16; ReLU and Clip are its clamp."""
+
+OVERFLOWS = ("host", "refuse")
+"""What may be done about layers that would overflow."""
 
 BINARY = ("top.add", "top.sub", "top.mul", "top.min", "top.max")
 """Operations of two values that the vector unit has in fp16."""
@@ -102,6 +110,55 @@ def _window(op: Operation) -> int:
     return math.prod(shape[axis] for axis in attrs.ints("axes"))
 
 
+class _Ranges:
+    """Which ops cannot be fp16 because a value they read or make would overflow."""
+
+    def __init__(
+        self, ctx: CompileContext, names: Mapping[SSAValue, str], largest: Mapping[str, float]
+    ) -> None:
+        self.ctx = ctx
+        self.names = names
+        self.largest = largest
+        self.found: dict[str, float] = {}
+        """Largest magnitude of every value that overflows, by name."""
+
+    def reason(self, op: Operation, weights: WeightStore) -> str | None:
+        """Return why `op` stays float32: its kind, or its values."""
+        own = half_reason(op, weights)
+        if own is not None:
+            return own
+        worst: tuple[float, str] | None = None
+        for value in (*op.operands, *op.results):
+            seen = self._magnitude(op, value)
+            if seen >= OVERFLOW and (worst is None or seen > worst[0]):
+                name = constant_name(value) if is_constant(value) else self.names[value]
+                worst = seen, name
+                self.found[name] = seen
+        if worst is None:
+            return None
+        seen, name = worst
+        return f'"{name}" reaches {seen:.6g}; the largest fp16 is 65504'
+
+    def _magnitude(self, op: Operation, value: SSAValue) -> float:
+        """Return the largest magnitude of a value as `op` holds it; 0 if it stays float32."""
+        if is_absent(value):
+            return 0.0
+        if not is_constant(value):
+            return self.largest.get(self.names[value], 0.0)
+        if op.name in ("top.conv", "top.linear") and value is not op.operands[1]:
+            return 0.0  # biases are added in float32
+        array = self.ctx.weights.get(constant_name(value))
+        return float(np.abs(array).max()) if array.size else 0.0
+
+
+def _is_spelled_out(op: Operation) -> bool:
+    """Tell whether an op is the square of a normalisation in single operations."""
+    square = op.name == "top.mul" and op.operands[0] is op.operands[1]
+    if not square and op.name != "top.pow":
+        return False
+    return any(use.operation.name == "top.reduce" for use in op.results[0].uses)
+
+
 class _Converter:
     """Appends fp16 ops to a new block; remembers both forms of every value."""
 
@@ -132,7 +189,8 @@ class _Converter:
                 "E0304",
                 f'"{name}" overflows fp16',
                 details=[f"calibration saw {seen:.6g}; the largest fp16 is 65504"],
-                hint="compile for int8, or scale the model's input",
+                hint="leave out `overflow=refuse` (--fp16-overflow refuse): such layers then stay "
+                "float32 on the host; or compile for int8, or scale the model's input",
             )
 
     def narrow(self, name: str, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -319,16 +377,23 @@ def _is_matrix(op: Operation) -> bool:
     return is_constant(weight) and len(shape_of(weight)) == 2 and not is_constant(op.operands[0])
 
 
-def convert_module(ctx: CompileContext, module: ModuleOp, largest: Mapping[str, float]) -> None:
+def convert_module(
+    ctx: CompileContext,
+    module: ModuleOp,
+    largest: Mapping[str, float],
+    overflow: str = "host",
+) -> None:
     """Convert `@main` to fp16 in place.
 
     Args:
         ctx: holds weights, target and decision log.
         module: a float `top` module, fused, layout assigned.
         largest: largest magnitude calibration saw of every value, by name.
+        overflow: `host`: layers whose values would overflow stay float32 on the host; `refuse`.
 
     Raises:
-        TilewrightError: E0402, the target has no fp16; E0304, a value would overflow.
+        TilewrightError: E0402, the target has no fp16; E0304, a value would overflow and
+            `overflow` is `refuse`.
     """
     if ctx.target is not None and "fp16" not in ctx.target.dtypes:
         raise TilewrightError(
@@ -341,9 +406,14 @@ def convert_module(ctx: CompileContext, module: ModuleOp, largest: Mapping[str, 
     ops = [op for op in old.ops if not isinstance(op, ReturnOp)]
     arguments: dict[SSAValue, str] = dict(zip(old.args, argument_names(main), strict=True))
     constants = {op for op in ops if op.name in ("top.weight", "top.none")}
-    hosts = place([op for op in ops if op not in constants], ctx.weights, half_reason)
+    names = value_names(ops, arguments)
+    ranges = _Ranges(ctx, names, largest)
+    layers = [op for op in ops if op not in constants]
+    hosts = place(layers, ctx.weights, ranges.reason if overflow == "host" else half_reason)
+    if ranges.found:
+        _warn(ctx, layers, hosts, ranges)
     block = Block(arg_types=[argument.type for argument in old.args])
-    converter = _Converter(ctx, value_names(ops, arguments), largest, block)
+    converter = _Converter(ctx, names, largest, block)
     for before, after in zip(old.args, block.args, strict=True):
         after.name_hint = before.name_hint
         converter.floats[before] = after
@@ -369,6 +439,25 @@ def convert_module(ctx: CompileContext, module: ModuleOp, largest: Mapping[str, 
     ctx.weights.keep_only(kept)
 
 
+def _warn(
+    ctx: CompileContext, layers: list[Operation], hosts: Mapping[Operation, str], ranges: _Ranges
+) -> None:
+    """Record which layers stay float32 for their range, and what can be done."""
+    kept = [layer_of(op) for op in layers if "the largest fp16 is" in hosts.get(op, "")]
+    name, seen = max(ranges.found.items(), key=lambda item: item[1])
+    what = f'{len(kept)} layer{"s" * (len(kept) != 1)} stay float32 on the host: "{name}" reaches'
+    advice = "scale the model's input, or compile for int8"
+    for op in layers:
+        if _is_spelled_out(op) and ranges.found.keys() & {layer_of(op)}:
+            advice = (
+                f'"{layer_of(op)}" is the square of a normalisation in single operations: export '
+                "it as one (LayerNormalization of opset 17), or compile for int8"
+            )
+            break
+    text = f"{what} {seen:.6g}, beyond the 65504 of fp16; {advice}"
+    ctx.decide(kept[0], STAGE, False, text, warning=text, layers=kept)
+
+
 def _has_half(kind: Attribute) -> bool:
     return isinstance(kind, TensorType) and isinstance(kind.element_type, Float16Type)
 
@@ -385,13 +474,16 @@ class ConvertToHalfPass(ModulePass):
 
     table: str = ""
     """Calibration table (YAML) to use instead of the ranges in the module."""
+    overflow: str = "host"
+    """`host`: what would overflow stays float32 on the host; `refuse`: it is an error."""
 
     @override
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Convert `@main` in place.
 
         Raises:
-            TilewrightError: E0301, there are no ranges; as `convert_module`.
+            TilewrightError: E0301, there are no ranges; E0702, `overflow` is not legal; as
+                `convert_module`.
         """
         context = compile_context(ctx)
         if any(
@@ -405,5 +497,9 @@ class ConvertToHalfPass(ModulePass):
                 "fp16 needs calibrated ranges: an overflow must not go unseen",
                 hint="give `--calibration-data FOLDER`, or `convert-to-half{table=FILE}`",
             )
-        convert_module(context, op, table.maxima())
+        if self.overflow not in OVERFLOWS:
+            raise TilewrightError(
+                "E0702", f"overflow must be {' or '.join(OVERFLOWS)}, not `{self.overflow}`"
+            )
+        convert_module(context, op, table.maxima(), self.overflow)
         op.attributes.pop(CALIBRATION_ATTRIBUTE, None)

@@ -7,7 +7,7 @@
     x / 2 * (1 + erf(x / sqrt(2)))              ->   gelu
     (x - mean(x)) / sqrt(var(x) + e) * g + b    ->   layer_norm
     max(x, 0), min(x, 6), clip(clip(x))         ->   relu, clip
-    1 / sqrt(x)                                 ->   rsqrt
+    1 / sqrt(x), x ** -0.5                      ->   rsqrt
 
 Products are matched as sets of factors, whatever their order and wherever the constants stand.
 Constants must agree to 1e-5 relative: exporters write 1/6 as 0.1666667.
@@ -225,7 +225,10 @@ def _gated(graph: Graph, op: top.TopOp) -> bool:
 
 
 def _reciprocal_root(graph: Graph, op: top.TopOp) -> bool:
-    """1 / sqrt(x)."""
+    """1 / sqrt(x), x ** -1/2."""
+    power = _with_constant(graph, op.results[0], ("pow",))
+    if power is not None and power[2] == -0.5:
+        return _replace(graph, op, top.UNARY_OPS["rsqrt"], [power[1]], {})
     if isinstance(op, top.DivOp):
         one = graph.uniform(op.a)
         if one != 1 or shape_of(op.b) != shape_of(op.result):
