@@ -4,6 +4,7 @@ from __future__ import annotations
 
 TOP_PASSES: tuple[str, ...] = (
     "top-eliminate-dead-code",
+    "top-widen-half",
     "top-replace-dynamic",
     "top-absorb-weights",
     "top-fold-constants",

@@ -184,7 +184,7 @@ def _merge_slices(graph: Graph, op: top.TopOp) -> bool:
     if not isinstance(op, top.SliceOp):
         return False
     inner = op.x.owner
-    if not isinstance(inner, top.SliceOp):
+    if not isinstance(inner, top.SliceOp) or "quant_scale" in inner.attributes:
         return False
     outer = list(zip(op.attrs.ints("starts"), op.attrs.ints("steps"), strict=True))
     base = list(zip(inner.attrs.ints("starts"), inner.attrs.ints("steps"), strict=True))
@@ -212,7 +212,10 @@ def _merge_concats(graph: Graph, op: top.TopOp) -> bool:
     for value in op.inputs:
         inner = value.owner
         alone = value.has_one_use()
-        if isinstance(inner, top.ConcatOp) and alone and inner.attrs.integer("axis") == axis:
+        given = isinstance(inner, top.ConcatOp) and "quant_scale" in inner.attributes
+        if given:
+            parts.append(value)
+        elif isinstance(inner, top.ConcatOp) and alone and inner.attrs.integer("axis") == axis:
             parts += inner.inputs
             absorbed.append(inner)
         else:
@@ -243,6 +246,8 @@ def simplify(graph: Graph) -> int:
     while True:
         fired = 0
         for op in graph.layers():
+            if "quant_scale" in op.attributes:
+                continue  # it may move nothing, and yet change the scale
             for rule in RULES:
                 if op.parent is None:
                     break
