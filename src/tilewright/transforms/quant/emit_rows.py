@@ -20,6 +20,7 @@ from tilewright.dialects._quant_rows import MAX_ROW
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.graph import layer_of
+from tilewright.quant.keep_float import ATTRIBUTE
 from tilewright.quant.parameters import output_bounds
 from tilewright.quant.rowwise import (
     exponential_table,
@@ -50,7 +51,7 @@ def rule_for(target: Hardware | None) -> Callable[[Operation, WeightStore], str 
         return host_reason
 
     def reason(op: Operation, weights: WeightStore) -> str | None:
-        if op.name in ROW_OPS:
+        if op.name in ROW_OPS and ATTRIBUTE not in op.attributes:
             return operands_reason(op) or row_reason(op, target)
         return host_reason(op, weights)
 
