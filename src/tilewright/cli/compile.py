@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tilewright.api import Build, CompileOptions
+    from tilewright.diagnose import Gate
+    from tilewright.quant.accuracy import Accuracy
     from tilewright.quant.options import QuantOptions
     from tilewright.spec.hardware import Hardware
 
@@ -30,7 +32,79 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--keep-ir", default="quant", metavar="LEVELS",
         help="levels whose IR goes into the package, by comma, `all` or `none` (default quant)",
     )  # fmt: skip
+    parser.add_argument(
+        "--save-calibration", type=Path, metavar="FILE",
+        help="also write the table of ranges, to be read, edited and given to --calibration-table",
+    )  # fmt: skip
+    add_gate_options(parser)
     add_compile_options(parser)
+
+
+def add_gate_options(parser: argparse.ArgumentParser) -> None:
+    """Add the limits of accuracy a compile must keep."""
+    group = parser.add_argument_group("accuracy: without a limit nothing is measured")
+    group.add_argument(
+        "--max-drop", metavar="SHARE",
+        help="refuse (exit code 1, no package) if top-1 with --labels falls, or else the best "
+        "class changes, for more than this share of samples: 1%% or 0.01",
+    )  # fmt: skip
+    group.add_argument(
+        "--min-sqnr", type=float, metavar="DB",
+        help="refuse if the output's signal to quantisation noise ratio is below this",
+    )  # fmt: skip
+    group.add_argument(
+        "--evaluation-data", type=Path, metavar="PATH",
+        help="samples to measure on (default: those of calibration)",
+    )  # fmt: skip
+    group.add_argument(
+        "--labels", type=Path, metavar="FILE",
+        help="CSV with columns file and label (class index) for the samples measured on",
+    )  # fmt: skip
+    group.add_argument(
+        "--evaluation-samples", type=int, default=100, metavar="N",
+        help="measure on at most N (default 100)",
+    )  # fmt: skip
+
+
+def gate_of(options: argparse.Namespace) -> Gate | None:
+    """Return the limits of accuracy of a command line, or None.
+
+    Raises:
+        UsageError: a limit is wrong, or something is given that only a limit uses.
+        TilewrightError: E0301, the samples or labels cannot be found or read.
+    """
+    import math
+
+    from tilewright.diagnose import Gate
+    from tilewright.diagnostics import UsageError
+    from tilewright.quant.accuracy import Limits, parse_drop
+    from tilewright.quant.variants import read_labels
+    from tilewright.runtime.preprocess import list_samples
+
+    drop = None if options.max_drop is None else parse_drop(options.max_drop)
+    limits = Limits(drop, options.min_sqnr)
+    if not limits:
+        for name in ("evaluation_data", "labels"):
+            if getattr(options, name) is not None:
+                raise UsageError(
+                    "E0702",
+                    f"--{name.replace('_', '-')} serves a limit of accuracy: give --max-drop or "
+                    "--min-sqnr too",
+                )
+        return None
+    if options.dtype == "float32":
+        raise UsageError("E0702", "--max-drop, --min-sqnr: float32 is not quantised")
+    if options.min_sqnr is not None and not math.isfinite(options.min_sqnr):
+        raise UsageError("E0702", f"--min-sqnr must be a number of dB, not {options.min_sqnr}")
+    if options.evaluation_samples < 1:
+        raise UsageError(
+            "E0702", f"--evaluation-samples must be 1 or more, not {options.evaluation_samples}"
+        )
+    if options.evaluation_data is not None:
+        list_samples(options.evaluation_data)
+    if options.labels is not None:
+        read_labels(options.labels)
+    return Gate(limits, options.evaluation_data, options.labels, options.evaluation_samples)
 
 
 def add_compile_options(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +129,10 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--calibration-samples", type=int, default=200, metavar="N", help="at most N (default 200)"
     )
+    group.add_argument(
+        "--calibration-table", type=Path, metavar="FILE",
+        help="take the ranges of this table (YAML); calibration data then serve only to fit codes",
+    )  # fmt: skip
     add_quant_options(parser)
     group.add_argument(
         "--preprocess", metavar="TEXT",
@@ -92,6 +170,11 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     kinds.add_argument(
         "--dtype", choices=("int8", "fp16", "float32"), default="int8",
         help="number type: int8, fp16 (targets that declare it; calibration optional), float32",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fp16-overflow", choices=("host", "refuse"), default="host",
+        help="fp16: layers whose values leave its range stay float32 on the host (default), or are "
+        "an error",
     )  # fmt: skip
     kinds.add_argument(
         "--fp32", dest="dtype", action="store_const", const="float32",
@@ -239,6 +322,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     from tilewright.compiler import LEVELS
     from tilewright.diagnostics import UsageError
     from tilewright.quant.precision import Budget
+    from tilewright.quant.table import CalibrationTable
     from tilewright.runtime.preprocess import list_samples, parse_preprocess
 
     calibration: Any = options.calibration_data
@@ -260,6 +344,12 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             "--optimise size has nothing to choose when every layer is by itself",
             hint="leave out -O0 and --no-fusion",
         )
+    table = options.calibration_table
+    if table and options.dtype == "float32":
+        raise UsageError("E0702", "--calibration-table: in float32 there are no codes")
+    if table and (options.random_calibration or options.calibration_method):
+        other = "--random-calibration" if options.random_calibration else "--calibration-method"
+        raise UsageError("E0702", f"{other} would be ignored beside --calibration-table")
     kept: tuple[str, ...] = ()
     if options.constant_in_sram is not None:
         names = (name.strip() for name in options.constant_in_sram.split(","))
@@ -268,6 +358,10 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             raise UsageError("E0702", "--constant-in-sram names nothing")
     if kept and options.dtype == "float32":
         raise UsageError("E0702", "--constant-in-sram: in float32 nothing runs on the chip")
+    if options.dtype != "int8" and (options.weight_bits != 8 or options.layer_bits):
+        raise UsageError(
+            "E0702", f"--weight-bits, --layer-bits: in {options.dtype} weights are floats"
+        )
     levels = {"all": LEVELS, "none": ()}.get(keep_ir, tuple(filter(None, keep_ir.split(","))))
     for level in levels:
         if level not in LEVELS:
@@ -277,12 +371,14 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     return CompileOptions(
         calibration=calibration,
         random_calibration=options.random_calibration,
+        table=CalibrationTable.load(table) if table else None,
         quant=quant_options(options),
         budget=Budget.parse(options.accuracy_budget) if options.accuracy_budget else None,
         shapes=parse_shapes(options.shape),
         preprocess=parse_preprocess(options.preprocess) if options.preprocess else None,
         dtype=options.dtype,
         timing=options.timing_constraints,
+        overflow=options.fp16_overflow,
         fuse=not options.no_fusion,
         level=options.level,
         optimise=options.optimise,
@@ -312,6 +408,10 @@ def run(options: argparse.Namespace) -> int:
     check_writable(output, *read)
     if options.report:
         check_writable(options.report, *read, output)
+    if options.save_calibration and options.dtype == "float32":
+        raise UsageError("E0702", "--save-calibration: in float32 nothing is calibrated")
+    if options.save_calibration:
+        check_writable(options.save_calibration, *read, output)
     resolve_model(options.model)
     if options.timing_constraints and not options.timing_constraints.is_file():
         raise TilewrightError("E0701", f"there is no file `{options.timing_constraints}`")
@@ -320,15 +420,24 @@ def run(options: argparse.Namespace) -> int:
             "E0702", "--timing-constraints: in float32 there is no program of the chip"
         )
     asked = compile_options(options, options.keep_ir)
+    gate = gate_of(options)
     start = time.perf_counter()
     with Progress(options.quiet) as progress:
         made = build(options.model, target, asked, progress)
+        accuracy = None
+        if gate is not None:
+            from tilewright.diagnose import hold
+
+            accuracy = hold(made, options.model, asked, gate, progress)
+            made.package.content.options["accuracy"] = accuracy.to_json()
         size = made.package.save(output)
+        if options.save_calibration and made.compiled:
+            made.compiled.table.save(options.save_calibration)
         seconds = time.perf_counter() - start
         for item in made.compiled.decisions if made.compiled else ():
             if "warning" in item.details:
                 print(f"warning: {item.details['warning']}", file=sys.stderr)
-        return _finish(options, made, output, size, seconds, progress)
+        return _finish(options, made, output, size, seconds, progress, accuracy)
 
 
 def default_output(model: str, target: Hardware) -> Path:
@@ -338,7 +447,13 @@ def default_output(model: str, target: Hardware) -> Path:
 
 
 def _finish(
-    options: argparse.Namespace, made: Build, output: Path, size: int, seconds: float, progress: Any
+    options: argparse.Namespace,
+    made: Build,
+    output: Path,
+    size: int,
+    seconds: float,
+    progress: Any,
+    accuracy: Accuracy | None,
 ) -> int:
     from tilewright.cli.output import print_json
     from tilewright.cli.output import size as human
@@ -361,6 +476,7 @@ def _finish(
                 "compile_seconds": seconds,
                 "phase_seconds": phases,
                 "report": report.to_json() if report else None,
+                "accuracy": accuracy.to_json() if accuracy else None,
             }
         )
         return 0
@@ -369,6 +485,8 @@ def _finish(
     lines = summary(report) if report else [f"{made.package.content.model_name} compiled"]
     if options.random_calibration:
         lines.append("  results    mean nothing: ranges come from random inputs")
+    if accuracy is not None:
+        lines.append(f"  accuracy   {accuracy.words()}")
     lines.append(f"  compile    {seconds:.1f} s (measured here)")
     lines.append(f"  package    {output} ({human(size)})")
     if options.report:
