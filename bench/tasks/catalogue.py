@@ -53,11 +53,36 @@ def _only(outputs: Feed) -> Any:
     return next(iter(outputs.values()))
 
 
+def without_softmax(path: Path) -> Path:
+    """Return a copy of a model without the softmax at its end, or the model if it has none.
+
+    Noise is measured on logits: probabilities near 0 and 1 hide it, and tools that quantise the
+    probabilities, too, would be judged by the softmax alone. Decisions are the same.
+    """
+    import onnx
+
+    model = onnx.load(path)
+    outputs = list(model.graph.output)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    ends = [makers[outputs[0].name]]
+    while ends[-1].op_type == "Identity":
+        ends.append(makers[ends[-1].input[0]])
+    if len(outputs) != 1 or ends[-1].op_type != "Softmax":
+        return path
+    outputs[0].name = ends[-1].input[0]
+    for node in ends:
+        model.graph.node.remove(node)
+    cut = Path(__file__).parents[2] / "build" / "tasks" / path.name
+    cut.parent.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, cut)
+    return cut
+
+
 def _recipe(name: str) -> tuple[Any, Path, dict[str, tuple[int, ...]]]:
     from tilewright.zoo import find, prepare
 
     recipe = find(name)
-    return recipe, prepare(name), {recipe.input_name: recipe.input_shape}
+    return recipe, without_softmax(prepare(name)), {recipe.input_name: recipe.input_shape}
 
 
 def _classifier(
@@ -66,10 +91,7 @@ def _classifier(
     evaluation: list[Feed],
     labels: list[int],
     remark: str = "",
-    softmax: bool = False,
 ) -> Task:
-    """A task of one class an input; `softmax`: the model ends with one."""
-
     _, path, shapes = _recipe(name)
     return Task(
         name,
@@ -79,7 +101,7 @@ def _classifier(
         evaluation,
         "top1",
         lambda outputs: metrics.top1([_only(item) for item in outputs], labels),
-        lambda index, outputs: metrics.logits_of(_only(outputs)) if softmax else _only(outputs),
+        lambda index, outputs: _only(outputs),
         remark=remark,
     )
 
@@ -113,7 +135,7 @@ def drawn(name: str, data: Data) -> Task:
     made = inputs(name, min(40, data.limit or 40), seed=0)
     assert made.labels is not None
     calibration = inputs(name, CALIBRATION, seed=1).samples()
-    return _classifier(name, calibration, made.samples(), made.labels, softmax=True)
+    return _classifier(name, calibration, made.samples(), made.labels)
 
 
 def photograph_likes(name: str, data: Data) -> Task:
@@ -125,8 +147,7 @@ def photograph_likes(name: str, data: Data) -> Task:
     evaluation = made.samples()
     wanted = [int(_only(item).argmax()) for item in evaluate(session(path), evaluation, {})]
     calibration = inputs(name, CALIBRATION, seed=1).samples()
-    remark = "textures; labels are float's"
-    return _classifier(name, calibration, evaluation, wanted, remark, softmax=name == "opennsfw")
+    return _classifier(name, calibration, evaluation, wanted, "textures; labels are float's")
 
 
 FONTS = ("DejaVuSans.ttf", "DejaVuSerif.ttf", "DejaVuSans-Bold.ttf", "DejaVuSansMono.ttf")

@@ -35,15 +35,6 @@ def agreement(wanted: Sequence[Array], found: Sequence[Array]) -> float:
     return top1(found, [int(a.argmax()) for a in wanted])
 
 
-def logits_of(probabilities: Array) -> Array:
-    """Return logits, of mean 0, that have these probabilities (float64); the least is 1e-30.
-
-    Noise is measured on logits: probabilities near 0 and 1 would hide it.
-    """
-    found = np.log(np.maximum(probabilities.astype(np.float64), 1e-30))
-    return found - found.mean()
-
-
 def edit_distance(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return the least number of insertions, deletions and replacements from `a` to `b`."""
     row = list(range(len(b) + 1))

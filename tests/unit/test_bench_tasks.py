@@ -72,13 +72,6 @@ def test_agreement_and_top1():
     assert metrics.top1(b, [0, 0]) == 0
 
 
-def test_logits_have_the_probabilities():
-    logits = metrics.logits_of(np.array([0.7, 0.2, 0.1, 0.0]))
-    assert logits.sum() == pytest.approx(0)
-    again = np.exp(logits) / np.exp(logits).sum()
-    np.testing.assert_allclose(again, [0.7, 0.2, 0.1, 0.0], atol=1e-12)
-
-
 def test_pooling_leaves_padding_out():
     tokens = np.array([[[3.0, 0.0], [3.0, 8.0], [100.0, 100.0]]])
     np.testing.assert_allclose(metrics.pooled(tokens, np.array([[1, 1, 0]])), [0.6, 0.8])
