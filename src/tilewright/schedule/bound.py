@@ -134,14 +134,17 @@ def array_floor(op: Operation, hardware: Hardware) -> tuple[int, int]:
         read_channels = depth * channels // fan_out
         fed = _slots(rows.uses(), columns.uses(), fan_out, size)
         fed = result[0] * read_channels * fed / taken
-        held = live_taps(op) * channels * depth / taken if kind == "conv" else 0.0
+        held = 0.0
+        if kind == "conv":
+            held = live_taps(op) * channels * depth / _held(op.operands[1], taken, hardware)
         return macs, ceil(max(made, fed, held))
     if kind == "linear":
         columns, depth = shape_of(op.operands[1])
         rows = prod(result) // columns
         made = rows * columns * ceil(depth / taken) / size
         fed = rows * depth * ceil(columns / size) / taken
-        return rows * columns * depth, ceil(max(made, fed, columns * depth / taken))
+        held = columns * depth / _held(op.operands[1], taken, hardware)
+        return rows * columns * depth, ceil(max(made, fed, held))
     if kind == "matmul":
         depth = shape_of(op.operands[1])[-2]
         macs = prod(result) * depth
@@ -233,6 +236,15 @@ def padded_work(op: Operation, hardware: Hardware) -> int:
 def _taken(value: SSAValue, hardware: Hardware) -> int:
     """Return the elements a port hands to the array, or to the vector unit, in a cycle."""
     return min(hardware.array_size, hardware.sram_word_bytes // _item_bytes(value))
+
+
+def _held(weights: SSAValue, taken: int, hardware: Hardware) -> int:
+    """Return the weights that enter the array in a cycle: of 4 bits a word holds twice as many."""
+    return min(hardware.array_size, 2 * taken) if _half_bytes(weights) else taken
+
+
+def _half_bytes(value: SSAValue) -> bool:
+    return getattr(value.type, "element_type", None) == i4
 
 
 def _taps(axis: Axis) -> I64:
@@ -378,7 +390,7 @@ class Traffic:
         if kind == "conv":
             taps = prod(array.shape[2:])
             count = count // taps * live_taps(op)
-        if getattr(op.operands[1].type, "element_type", None) == i4:
+        if _half_bytes(op.operands[1]):
             return -(-count // 2)
         return count * min(array.itemsize, _item_bytes(op.operands[0]))
 
