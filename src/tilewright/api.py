@@ -65,8 +65,11 @@ class CompileOptions:
     """From pictures to the input; ImageNet's when None."""
     dtype: Literal["int8", "fp16", "float32"] = "int8"
     """Number type of the activations; the target must declare it. `fp16` needs no calibration, but
-    samples show an overflow at compile time. `float32`: no quantisation; everything runs on the
-    host (a check of the front half)."""
+    samples show at compile time what would overflow. `float32`: no quantisation; everything runs on
+    the host (a check of the front half)."""
+    overflow: Literal["host", "refuse"] = "host"
+    """fp16: layers whose values would overflow stay float32 on the host, or the model is refused
+    (`refuse`)."""
     timing: Path | None = None
     """Measured times to schedule by: a waveform of the program that is compiled without them, or a
     module with `tpu.timing_constraint`s."""
@@ -162,6 +165,7 @@ def build(
             level=options.level,
             goal=options.optimise,
             constants_in_sram=options.constants_in_sram,
+            overflow=options.overflow,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions

@@ -227,6 +227,7 @@ def compile_model(
     level: Level = 2,
     goal: Goal = "speed",
     constants_in_sram: Sequence[str] = (),
+    overflow: Literal["host", "refuse"] = "host",
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -236,8 +237,8 @@ def compile_model(
         target: the chip.
         samples: calibration inputs, by input name; int8 needs them unless `table` is given or the
             model is quantised already (what it gives no scale then stays in float). fp16
-            uses them to refuse, at compile time, what would overflow; without them it shows when
-            the program runs.
+            uses them to see what would overflow (see `overflow`); without them it shows when the
+            program runs.
         table: calibrated ranges, instead of calibrating.
         dtype: number type of the activations; the target must declare it.
         quant: how ranges, codes and biases are chosen; by default as `-Oq2` does.
@@ -253,6 +254,8 @@ def compile_model(
         goal: `speed`, or `size`: the least memory for activations. Level 0 has no choice.
         constants_in_sram: layers, or their constants, by the model's names; `all`: every one. Their
             constants are loaded once, when the program starts, and stay in SRAM to its end.
+        overflow: fp16: layers whose values would overflow stay float32 on the host, or the model is
+            refused.
         progress: see `Progress`.
 
     Raises:
@@ -318,7 +321,7 @@ def compile_model(
         write_attribute(module, table)
     layers = layers_of_constants(module, constants_in_sram)
     stages: dict[str, Stage] = {"top": top}
-    passes = _level_options(level, goal, fuse)
+    passes = {"convert-to-half": f"overflow={overflow}", **_level_options(level, goal, fuse)}
     for share, phase, made in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tilewright.api import Build, CompileOptions
+    from tilewright.cli.progress import Progress
+    from tilewright.report.accuracy import AccuracyReport
 
 NAMED = 6
 """Results that were not compared, listed by name."""
@@ -25,8 +31,25 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="two of float, quant, linalg, affine, tpu, or `all`: quant against each lower one",
     )  # fmt: skip
     parser.add_argument(
-        "--input", "-i", type=Path, metavar="PATH", help="input (default: a calibration sample)"
+        "--input", "-i", type=Path, metavar="PATH", help="inputs (default: the calibration's)"
     )
+    parser.add_argument(
+        "--samples", type=int, default=20, metavar="N",
+        help="float,quant: over at most N inputs (default 20); other levels compare the first",
+    )  # fmt: skip
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE",
+        help="float,quant: write a page with distributions, channel ranges and SQNR by layer",
+    )  # fmt: skip
+    parser.add_argument(
+        "--advice", action="store_true",
+        help="float,quant: find the cause, in order: float model, layers, scales, fusion, "
+        "preprocessing",
+    )  # fmt: skip
+    parser.add_argument(
+        "--labels", type=Path, metavar="FILE",
+        help="--advice: CSV with columns file and label, to judge preprocessing by",
+    )  # fmt: skip
     parser.add_argument("--rows", type=int, default=20, metavar="N", help="show the N worst layers")
     add_compile_options(parser)
 
@@ -55,12 +78,15 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             "E0702", "compare needs an int8 or fp16 compile: float32 has only one level"
         )
+    _check(options, pairs)
     target = load_target(options.target)
     asked = compile_options(options, "none")
     with Progress(options.quiet) as progress:
         made = build(options.model, target, asked, progress)
         assert made.compiled is not None
-        sample = _sample(options, asked, made)
+        if pairs == [("float", "quant")]:
+            return _accuracy(options, asked, made, progress)
+        sample = next(_samples(options, asked, made))
         found = []
         for first, second in pairs:
             progress(f"compare {first},{second}")
@@ -80,22 +106,119 @@ def run(options: argparse.Namespace) -> int:
     return 1 if agrees is False else 0
 
 
-def _sample(options: argparse.Namespace, asked: Any, made: Any) -> dict[str, Any]:
-    import numpy as np
+def _check(options: argparse.Namespace, pairs: list[tuple[str, str]]) -> None:
+    """Check the options before the compile.
 
+    Raises:
+        UsageError: one is out of range or does not go with the levels.
+    """
+    from tilewright.codegen.files import check_writable
     from tilewright.diagnostics import UsageError
-    from tilewright.runtime.preprocess import Preprocess, load_samples
 
-    kept = made.package.content.preprocess
-    preprocess = Preprocess.from_json(kept) if kept else None
-    shapes = {port.name: port.shape for port in made.package.inputs}
+    if options.samples < 1:
+        raise UsageError("E0702", f"--samples must be 1 or more, not {options.samples}")
+    if options.labels is not None and not options.advice:
+        raise UsageError("E0702", "--labels serves --advice: give both")
+    for name, given in (("--html", options.html), ("--advice", options.advice)):
+        if given and pairs != [("float", "quant")]:
+            raise UsageError("E0702", f"{name} goes with `--levels float,quant`")
+    if options.html:
+        check_writable(options.html, options.model, options.target, options.input, options.labels)
+
+
+def _accuracy(
+    options: argparse.Namespace, asked: CompileOptions, made: Build, progress: Progress
+) -> int:
+    """Compare float and quantised over many samples, and print, write and explain it."""
+    from tilewright.cli.output import print_json
+    from tilewright.codegen.files import atomic_output
+    from tilewright.report.accuracy import text, to_json
+
+    samples = _samples(options, asked, made)
+    report = accuracy_report(made, samples, progress, drawn=options.html is not None)
+    steps = _advice(options, asked, made, report, progress) if options.advice else []
+    if options.html:
+        from tilewright.report.accuracy_html import accuracy_html
+
+        with atomic_output(options.html) as scratch:
+            scratch.write_text(accuracy_html(report), "utf-8")
+    if options.json:
+        found: dict[str, Any] = {"accuracy": to_json(report)}
+        if options.advice:
+            found["advice"] = [step.to_json() for step in steps]
+        print_json(found)
+        return 0
+    lines = text(report, options.rows)
+    for step in steps:
+        lines += step.lines()
+    print("\n".join(lines))
+    if options.html:
+        print(f"page: {options.html}")
+    return 0
+
+
+def accuracy_report(
+    made: Build, samples: Iterator[Mapping[str, Any]], progress: Progress, drawn: bool = False
+) -> AccuracyReport:
+    """Return the comparison of a build's float and quant levels over `samples`."""
+    from tilewright.quant.channels import Inspector, inspect_scales, weight_magnitudes
+    from tilewright.quant.compare import compare
+    from tilewright.report.accuracy import AccuracyReport
+
+    compiled = made.compiled
+    assert compiled is not None
+    progress("compare float,quant")
+    top, quant = compiled.stages["top"], compiled.stages["quant"]
+    inspector = Inspector(top.module, compiled.table.maxima(), histograms=drawn)
+    found = compare(top.module, top.weights, quant.module, quant.weights, samples, watch=inspector)
+    return AccuracyReport(
+        made.package.content.model_name,
+        compiled.target.name,
+        compiled.dtype,
+        found,
+        inspect_scales(found, inspector.found, top.module, top.weights, compiled.decisions),
+        inspector.found,
+        weight_magnitudes(top.module, top.weights),
+    )
+
+
+def _advice(
+    options: argparse.Namespace,
+    asked: CompileOptions,
+    made: Build,
+    report: AccuracyReport,
+    progress: Progress,
+) -> list[Any]:
+    from tilewright.diagnose import advise
+
+    progress("advice")
+    source = options.input or asked.calibration
+    return advise(
+        made,
+        report.comparison,
+        report.findings,
+        options.model,
+        asked,
+        source if isinstance(source, Path) else None,
+        options.labels,
+    )
+
+
+def _samples(
+    options: argparse.Namespace, asked: CompileOptions, made: Build
+) -> Iterator[dict[str, Any]]:
+    """Return the inputs to compare on.
+
+    Raises:
+        UsageError: there are none.
+    """
+    from tilewright.diagnose import samples_of
+    from tilewright.diagnostics import UsageError
+
     source = options.input or asked.calibration
     if source is None:
         raise UsageError("E0702", "there is no calibration sample to compare on: give --input PATH")
-    if not isinstance(source, Path):
-        return dict(next(iter(source)))
-    sample = next(load_samples(source, shapes, preprocess, 1))
-    return {name: array.astype(np.float32) for name, array in sample.items()}
+    return samples_of(made, source, options.samples)
 
 
 def _json(item: Any) -> dict[str, Any]:

@@ -88,16 +88,32 @@ class Accuracy:
             return max(0.0, self.top1_float - self.top1_quant)
         return None if self.agreement is None else 1.0 - self.agreement
 
+    def words(self) -> str:
+        """Return the figures in one line."""
+        parts = [f"SQNR {self.sqnr_db:.1f} dB"]
+        if self.agreement is not None:
+            parts.append(f"same best class {self.agreement:.1%}")
+        if self.top1_float is not None and self.top1_quant is not None:
+            parts.append(f"top-1 {self.top1_quant:.1%}, float {self.top1_float:.1%}")
+        return f"{', '.join(parts)}, over {self.samples} samples (measured)"
+
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return plain data; dB are None where there is no noise, which JSON cannot say."""
         return {
             **asdict(self),
-            "outputs": [asdict(item) for item in self.outputs],
-            "sqnr_db": self.sqnr_db,
-            "worst_sqnr_db": self.worst_sqnr_db,
+            "outputs": [
+                {key: _finite(value) for key, value in asdict(item).items()}
+                for item in self.outputs
+            ],
+            "sqnr_db": _finite(self.sqnr_db),
+            "worst_sqnr_db": _finite(self.worst_sqnr_db),
             "agreement": self.agreement,
             "drop": self.drop,
         }
+
+
+def _finite(value: Any) -> Any:
+    return value if not isinstance(value, float) or math.isfinite(value) else None
 
 
 @dataclass

@@ -34,8 +34,9 @@ TOO_WIDE = 4.0
 WORTH_DB = 30.0
 """Codes of a value that are better than this are no reason to look at its range."""
 
-CLIP_FACTOR = 4.0
-"""Squared error of a value's codes over that of rounding alone from which clipping explains it."""
+CLIP_FACTOR = 2.0
+"""Squared error of a value's codes over that of a range that clips nothing, from which clipping
+costs more than it gains."""
 
 BINS = 96
 """Bars of a histogram."""
@@ -250,8 +251,8 @@ def _range_findings(layer: Layer) -> list[ScaleFinding]:
         return []
     seen = max(abs(layer.seen_low), abs(layer.seen_high))
     held = max(abs(layer.low), abs(layer.high))
-    rounding = layer.scale**2 / 12 * layer.elements
-    if layer.clipped and layer.codes.noise > CLIP_FACTOR * rounding:
+    wider = layer.scale * max(1.0, seen / held if held else math.inf)
+    if layer.clipped and layer.codes.noise > CLIP_FACTOR * wider**2 / 12 * layer.elements:
         return [
             ScaleFinding(
                 layer.name,
@@ -287,8 +288,8 @@ def _channel_findings(layer: Layer, channels: Channels) -> list[ScaleFinding]:
             ScaleFinding(
                 layer.name,
                 "outlier channels",
-                f"channel {_listed(chosen)} reaches {magnitudes[chosen[0]]:.4g}, the median "
-                f"channel {median:.4g}: {ratio:.0f} times; that has {steps:.1f} code steps",
+                f"{_listed(chosen)} up to {magnitudes[chosen[0]]:.4g}, {ratio:.0f} times the "
+                f"median channel's {median:.4g}, which is left {steps:.1f} code steps",
                 tuple(chosen),
                 ratio,
             )
@@ -335,7 +336,7 @@ def _weight_findings(module: ModuleOp, weights: WeightStore) -> list[ScaleFindin
                 ScaleFinding(
                     name,
                     "outlier channels",
-                    f"weights of output channel {_listed(chosen)} are up to {ratio:.0f} times the "
+                    f"weights of output {_listed(chosen)} are up to {ratio:.0f} times the "
                     "median channel's",
                     tuple(chosen),
                     ratio,
@@ -361,5 +362,5 @@ def _span(low: float, high: float) -> str:
 
 
 def _listed(channels: list[int], most: int = 4) -> str:
-    text = ", ".join(map(str, channels[:most]))
+    text = ("channels " if len(channels) > 1 else "channel ") + ", ".join(map(str, channels[:most]))
     return text + (f" and {len(channels) - most} more" if len(channels) > most else "")

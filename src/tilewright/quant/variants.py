@@ -1,14 +1,16 @@
 """Is the preprocessing the one the model was trained with? Variants of it, run on real pictures.
 
-Every picture goes through each variant twice: as it is, and mirrored and cropped a little. With `q`
-the mean class probabilities of the two and `m` the mean of `q` over all pictures, a picture scores
+Every picture goes through each variant three times: as it is, mirrored, and cropped a little. With
+`q` the mean class probabilities of the three and `m` the mean of `q` over all pictures, a picture
+scores
 
     sum over classes of q * ln(q / m)      nats, 0 .. ln(number of pictures)
 
-It is high when the model is sure, says the same of both, and says other things of other
+It is high when the model is sure, says the same of all three, and says other things of other
 pictures. Confidence alone would not do: values 0..255 instead of 0..1 make a model very sure of the
 same class for everything, which scores 0. Two variants are compared picture by picture; how sure
-the difference is comes from flipping its signs at random. With labels a picture scores `ln(max(q[label], FLOOR))` instead,
+the difference is comes from flipping its signs at random. With labels a picture scores
+`ln(max(q[label], FLOOR))` instead,
 which tells more than a count of right answers.
 """
 
@@ -250,7 +252,7 @@ def _answers(
             raise TilewrightError(
                 "E0301", f"picture `{file}` cannot be read", [str(error)]
             ) from error
-        copies = (picture, ImageOps.mirror(_cropped(picture)))
+        copies = (picture, ImageOps.mirror(picture), _cropped(picture))
         yield [
             [probabilities(run(variant.preprocess.apply(copy))) for copy in copies]
             for variant in variants
