@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from tilewright.compiler import Stage
     from tilewright.ir.context import CompileContext
-    from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.transforms.quant.scales import EdgeScale
 
@@ -201,6 +200,7 @@ class ValueTrials:
             if not reached.isdisjoint(node.input):
                 nodes.append(node)
                 reached.update(node.output)
+        nodes = self._with_helpers(nodes)
         made = {output for node in nodes for output in node.output}
         # In the order of first use, without absent operands.
         read = dict.fromkeys(item for node in nodes for item in node.input if item)
@@ -210,6 +210,19 @@ class ValueTrials:
             [item for item in self._measured if item in made],
             self._constants & set(read),
         )
+
+    def _with_helpers(self, nodes: list[Any]) -> list[Any]:
+        """Add what computes the operands that are no values of the module, such as a transpose."""
+        graph = self._model.proto.graph
+        known = {entry.name for entry in (*graph.input, *graph.output, *graph.value_info)}
+        known |= self._constants
+        chosen = {node.output[0] for node in nodes}
+        wanted = {item for node in nodes for item in node.input} - known
+        for node in reversed(graph.node):
+            if node.output[0] not in chosen and not wanted.isdisjoint(node.output):
+                chosen.add(node.output[0])
+                wanted.update(set(node.input) - known)
+        return [node for node in graph.node if node.output[0] in chosen]
 
     def _session(self, part: _Part) -> Any:
         import onnx
@@ -266,7 +279,6 @@ class NetworkTrials:
         stage: Stage,
         context: CompileContext,
         samples: Sequence[Sample],
-        options: QuantOptions,
     ) -> None:
         """Run the samples in float.
 
@@ -274,13 +286,11 @@ class NetworkTrials:
             stage: a float `top` module and its constants.
             context: gives the target.
             samples: inputs of exactly the module's shapes, one at least.
-            options: resolved options (whether weights are clipped).
         """
         from tilewright.runtime.float_executor import TopSession
 
         self._stage = stage
         self._target = context.target
-        self._clip = bool(options.clip_weights)
         self._samples = spread(samples, NETWORK_SAMPLES)
         session = TopSession(stage.module, stage.weights, threads=1)
         names = _names_of(stage.module)
@@ -317,9 +327,8 @@ class NetworkTrials:
         context = CompileContext(self._stage.weights.copy(), self._target)
         module = self._stage.module.clone()
         write_attribute(module, table)
-        QuantizePass(
-            activations="asymmetric" if asymmetric else "symmetric", clip_weights=self._clip
-        ).apply(context, module)
+        # The search for clipped weights takes longer than all the rest, and adds the same to all.
+        QuantizePass(activations="asymmetric" if asymmetric else "symmetric").apply(context, module)
         return module, context
 
     def _runs(
