@@ -33,6 +33,7 @@ from tilewright.schedule.reach import (
     group_of,
     text_of,
 )
+from tilewright.schedule.rows import row_cycles
 from tilewright.spec.hardware import Hardware
 
 I64 = npt.NDArray[np.int64]
@@ -298,7 +299,8 @@ def vector_floor(op: Operation, hardware: Hardware) -> int:
     """Return the least cycles of the vector unit of an op (0 where it need not work).
 
     It writes at most a vector, and a word, a cycle; a maximum of many takes a cycle for every two
-    vectors that become one; a linear resize reads four neighbours a pixel.
+    vectors that become one; a linear resize reads four neighbours a pixel; a softmax or layer
+    normalisation takes its passes over every row.
     """
     if text_of(op, "device") != "tpu" or not op.results:
         return 0
@@ -312,6 +314,9 @@ def vector_floor(op: Operation, hardware: Hardware) -> int:
         channels = shape[-1 if text_of(op, "layout") == "nhwc" else 1]
         linear = text_of(op, "mode") == "linear"
         return prod(shape) // channels * 4 * ceil(channels / taken) if linear else 0
+    if kind in ("softmax", "layer_norm"):
+        size = shape[-1] if kind == "softmax" else shape_of(op.operands[1])[0]
+        return row_cycles(hardware, size, taken, kind == "softmax") * (prod(shape) // size)
     if kind in ELEMENTWISE or kind in ("conv", "avg_pool", "linear", "matmul"):
         return ceil(prod(shape) / taken)
     return 0
