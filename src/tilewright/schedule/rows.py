@@ -14,17 +14,29 @@ def row_problem(hardware: Hardware, image: tuple[int, int, int], softmax: bool) 
     """Return the problem of an image each of whose pixels is a row."""
     axes = (BoxAxis(0), BoxAxis(1), BoxAxis(2))
     field = BY_NAME["vec_softmax"].field
-    gap = hardware.vector_latency + VECTOR_PIPELINE
+    passes, extra = _passes(hardware, softmax)
     return BoxProblem(
         image,
         (BoxOperand("input", axes, image), BoxOperand("output", axes, image)),
-        work=3 if softmax else 2,
+        work=passes,
         row_bytes=row_table_bytes(hardware)
         if softmax
         else row_parameter_bytes(hardware, image[-1]),
-        row_cycles=2 * gap + SOFTMAX_WAIT if softmax else gap + LAYER_NORM_WAIT,
+        row_cycles=extra,
         limits=(field["n2"].high, field["n1"].high, field["n0"].high),
     )
+
+
+def _passes(hardware: Hardware, softmax: bool) -> tuple[int, int]:
+    """Return the passes over a row, and the cycles between them."""
+    gap = hardware.vector_latency + VECTOR_PIPELINE
+    return (3, 2 * gap + SOFTMAX_WAIT) if softmax else (2, gap + LAYER_NORM_WAIT)
+
+
+def row_cycles(hardware: Hardware, size: int, taken: int, softmax: bool) -> int:
+    """Return the cycles of a row of `size` elements of which `taken` are read in one."""
+    passes, extra = _passes(hardware, softmax)
+    return passes * -(-size // taken) + extra
 
 
 def row_misfit(hardware: Hardware, size: int, softmax: bool) -> int:
