@@ -1,10 +1,11 @@
 """Choosing the range of every value, by the error at the network's output where that is asked for.
 
 The rules of `observers.py` look at one value by itself. Which of them serves a network shows only
-at its output: clipping a peak may cost everything, or nothing. `best` tries, for one value after
-the other, what each rule does to the output with all else in float, and keeps what lowers the error
-by more than its variation from sample to sample. What was found is compared with `max` in the
-integer graph of the whole network, so that it is never worse there.
+at its output: clipping a peak may cost everything, or nothing. `best` runs the integer graph of
+the whole network with each rule, and takes the best of them unless chance could explain it. Then it
+tries, for one value after the other, what the other rules do to the output with all else in float,
+and keeps what lowers the error by more than its variation from sample to sample. All these changes
+together must lower the error of the integer graph, or else none is made.
 
 A rule that was asked for by name is compared with `max` in the same way. Where it loses more than
 `MARGIN`, single values go back to `max`, and a warning names them.
@@ -119,7 +120,7 @@ class _Search:
     @property
     def network(self) -> NetworkTrials:
         if self._network is None:
-            self._network = NetworkTrials(self.front, self.context, self.samples, self.options)
+            self._network = NetworkTrials(self.front, self.context, self.samples)
         return self._network
 
     def tried(self, table: CalibrationTable, activations: str) -> _Tried:
@@ -138,11 +139,11 @@ class _Search:
             table.activations = activations
             return table
         plain = self._codes(activations)
-        self.progress(0.3)
+        self.progress(0.2)
         if method == "max":
             return plain.table
         if method == "best" and self.options.level < 2:
-            return self._whole_network(plain)
+            return self._whole_network(plain)[0].table
         if method == "best":
             return self._each_value(plain)
         return self._checked(method, plain)
@@ -162,42 +163,36 @@ class _Search:
         )  # fmt: skip
         return taken
 
-    def _whole_network(self, plain: _Tried) -> CalibrationTable:
-        """Return the table of the rule that is best for all values alike."""
+    def _whole_network(self, plain: _Tried) -> tuple[_Tried, str]:
+        """Return the network with the rule that is best for all values alike, and the rule."""
         best, rule = plain, "max"
         for step, other in enumerate(RULES[1:]):
             tried = self.tried(self.statistics.table(other), plain.table.activations)
             if tried.loss(best) < 0 and _is_sure(best.noise - tried.noise):
                 best, rule = tried, other
-            self.progress(0.3 + 0.2 * (step + 1))
+            self.progress(0.2 + 0.05 * (step + 1))
         self.context.decide(
             "", STAGE, True,
-            f"rule {rule} for all values: {best.loss(plain):+.2f} dB noise at the output against "
-            "max",
+            f"rule {rule} is best for all values alike: {best.loss(plain):+.2f} dB noise at the "
+            "output against max",
         )  # fmt: skip
-        return best.table
+        return best, rule
 
     def _each_value(self, plain: _Tried) -> CalibrationTable:
         """Return the table of the rules that are best for single values."""
-        rules = self._rules(RULES, plain.table.activations)
-        return self._composed(rules, plain)
-
-    def _composed(self, rules: dict[str, str], plain: _Tried) -> CalibrationTable:
-        found = self.tried(self.statistics.table("max", rules), plain.table.activations)
-        loss = found.loss(plain)
-        if loss > 0:
-            # What is better for each by itself need not be so for all together.
-            self.context.decide(
-                "", STAGE, False,
-                f"rule max for all values: others were {loss:.2f} dB noisier at the output",
-            )  # fmt: skip
-            return plain.table
+        best, rule = self._whole_network(plain)
+        candidates = [rule, *(other for other in RULES if other != rule)]
+        rules = self._rules(candidates, plain.table.activations)
+        found = self.tried(self.statistics.table(rule, rules), plain.table.activations)
+        changed = sum(other != rule for other in rules.values())
+        loss = found.loss(best)
+        # What is better for each by itself need not be so for all together.
         self.context.decide(
-            "", STAGE, True,
-            f"{sum(rule != 'max' for rule in rules.values())} of {len(rules)} values clipped: "
-            f"{loss:+.2f} dB noise at the output",
+            "", STAGE, loss < 0,
+            f"other rules for {changed} of {len(rules)} values: {loss:+.2f} dB noise at the output"
+            + ("" if loss < 0 else "; not taken"),
         )  # fmt: skip
-        return found.table
+        return found.table if loss < 0 else best.table
 
     def _checked(self, method: str, plain: _Tried) -> CalibrationTable:
         """Return the table of one rule; of `max` for values where it costs the network too much."""
@@ -241,7 +236,7 @@ class _Search:
                 errors = trials.errors(name, list(options.values()))
                 if errors is not None:
                     rules[name] = self._better(name, list(options), errors)
-            self.progress(0.3 + 0.6 * (index + 1) / len(names))
+            self.progress(0.4 + 0.6 * (index + 1) / len(names))
         return rules
 
     def _scales(
@@ -312,7 +307,7 @@ def _own_ranges(front: Stage) -> list[str]:
     """
     from tilewright.quant.graph import argument_names, main_function
     from tilewright.transforms.quant.classify import SCALE_KEEPERS, place
-    from tilewright.transforms.quant.scales import exact_gain, value_names
+    from tilewright.transforms.quant.scales import exact_gain, given_scale, value_names
 
     main = main_function(front.module)
     ops = [
@@ -328,6 +323,7 @@ def _own_ranges(front: Stage) -> list[str]:
         for op in ops
         if op not in hosts
         and op.name not in SCALE_KEEPERS
+        and given_scale(op) is None
         and exact_gain(op, front.weights) is None
         for result in op.results
     }
