@@ -50,11 +50,23 @@ def encoder(
     layers: int = 1,
     hidden: int = 64,
     seed: int = 0,
+    masked: bool = False,
 ) -> onnx.ModelProto:
-    """Return an encoder `x[1, tokens, width] -> y`, normalised behind each sum, GELU between."""
+    """Return an encoder `x[1, tokens, width] -> y`, normalised behind each sum, GELU between.
+
+    `masked`: it has another input `mask[1, tokens]`, 0 for tokens that nobody looks at.
+    """
     net, size = _Net(seed), width // heads
     flat = net.constant("flat", np.array([1, tokens, width], np.int64))
     x = net.linear("embed", "x", width, width)
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, tokens, width])]
+    if masked:
+        inputs.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, [1, tokens]))
+        one = net.constant("one", np.array(1, np.float32))
+        away = net.constant("away", np.array(-1e4, np.float32))
+        hidden_ones = net.node("Mul", "hide", [net.node("Sub", "hidden", [one, "mask"]), away])
+        shape = net.constant("mask.shape", np.array([1, 1, 1, tokens], np.int64))
+        net.node("Reshape", "masks", [hidden_ones, shape])
     for layer in range(layers):
         p = f"layer{layer}"
         q, k, v = (
@@ -65,6 +77,8 @@ def encoder(
         scores = net.node("MatMul", f"{p}.scores", [q, turned])
         root = net.constant(f"{p}.root", np.array(2.0 / math.sqrt(size), np.float32))
         scaled = net.node("Mul", f"{p}.scaled", [scores, root])
+        if masked:
+            scaled = net.node("Add", f"{p}.masked", [scaled, "masks"])
         weights = net.node("Softmax", f"{p}.softmax", [scaled], axis=-1)
         mixed = net.node("MatMul", f"{p}.mixed", [weights, v])
         back = net.node("Transpose", f"{p}.back", [mixed], perm=[0, 2, 1, 3])
@@ -78,7 +92,7 @@ def encoder(
     graph = helper.make_graph(
         net.nodes,
         "encoder",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, tokens, width])],
+        inputs,
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, tokens, 8])],
         net.weights,
     )

@@ -104,7 +104,7 @@ def test_what_stays_on_the_host_and_why() -> None:
     across = reasons(single("Softmax", shape, axis=1))
     assert across["s"] == "it works along axis 1 of 3; the chip along the last"
     for kind, axis in (("Softmax", -1), ("LayerNormalization", 2)):
-        found = reasons(single(kind, shape, axis=axis), load_target("tiny8"))
+        found = reasons(single(kind, shape, axis=axis), with_rows("tiny8", vector_rows=False))
         assert "the target has no `vector_rows`" in found["s"]
 
 
@@ -122,5 +122,34 @@ def test_accuracy_is_that_of_the_host() -> None:
         pairs = [(session.run(item)["y"], exact.run(item)["y"]) for item in samples]
         noise = sum(float(((got - want) ** 2).sum()) for got, want in pairs)
         errors[rows] = noise / sum(float((want**2).sum()) for _, want in pairs)
-    assert errors[True] < 1.5 * errors[False]
+    # What is lost is in the sums before the normalisations: on the host they are floats.
+    assert errors[True] < 2 * errors[False]
     assert errors[True] < 0.01
+
+
+def test_a_mask_takes_no_codes_from_the_scores() -> None:
+    """Masked tokens change nothing, and the scores are as exact as without a mask."""
+    rng = np.random.default_rng(4)
+    target, tokens = with_rows("edge16"), 16
+    noise: list[float] = []
+    for masked in (False, True):
+        model = encoder(tokens=tokens, masked=masked)
+        samples = [{"x": rng.standard_normal((1, tokens, 32)).astype(np.float32)} for _ in range(6)]
+        for index, sample in enumerate(samples if masked else ()):
+            sample["mask"] = (np.arange(tokens) < 10 + index)[None].astype(np.float32)
+        front = front_end(model, target)
+        compiled = compile_model(front, target, samples=samples, quant=QuantOptions(level=0))
+        assert "vec_softmax" in instructions(compiled)
+        session = QuantSession(compiled.stages["quant"].module, compiled.stages["quant"].weights)
+        exact = TopSession(front.stage.module, front.stage.weights)
+        error = power = 0.0
+        for sample in samples:
+            seen = sample["mask"][0] > 0 if masked else np.ones(tokens, np.bool_)
+            got, want = (run.run(sample)["y"][0, seen] for run in (session, exact))
+            error += float(((got - want) ** 2).sum())
+            power += float((want**2).sum())
+            if masked:
+                other = dict(sample, x=np.where(seen[:, None], sample["x"], 0).astype(np.float32))
+                np.testing.assert_array_equal(session.run(other)["y"][0, seen], got)
+        noise.append(error / power)
+    assert noise[1] < 2 * noise[0]
