@@ -20,6 +20,7 @@ from tilewright.quant.reconstruct import Moments, fit_codes
 if TYPE_CHECKING:
     from xdsl.ir import Operation
 
+    from tilewright.dialects.quant import ConvOp, LinearOp
     from tilewright.ir.weights import WeightStore
 
 Array = npt.NDArray[Any]
@@ -33,6 +34,9 @@ FEW_POSITIONS = 6144
 
 CHUNK_BYTES = 96 << 20
 """Unfolded inputs held at once."""
+
+TRIALS = ((0.03, 0.0), (0.1, 0.5), (0.3, 1.0))
+"""Damping and trust (see `fit_codes`) of the fits that are judged against each other."""
 
 HELD_OUT = 4
 """Every so many samples one takes no part in the fit, and judges it."""
@@ -67,15 +71,21 @@ class Geometry:
         )
 
     def columns(
-        self, x: Array, size: tuple[int, int], positions: npt.NDArray[np.int64], part: slice
-    ) -> Array:
-        """Return `[C, kernel, P]`, what output positions read of some channels of `x[N, C, H, W]`.
+        self,
+        x: Array,
+        size: tuple[int, int],
+        positions: npt.NDArray[np.int64],
+        part: slice,
+        out: npt.NDArray[np.float32],
+    ) -> None:
+        """Write into `out[C, kernel, P]` what output positions read of channels of `x`.
 
         Args:
-            x: codes less their zero point.
+            x: codes less their zero point, `[N, C, H, W]`.
             size: output height and width.
             positions: indices into `[N, height, width]` of the output.
             part: the channels that are wanted.
+            out: takes the result.
         """
         top, left, bottom, right = self.pads
         wanted = x[:, part]
@@ -86,12 +96,13 @@ class Geometry:
         image, rest = np.divmod(positions, size[0] * size[1])
         row, column = np.divmod(rest, size[1])
         base = (image * height + row * self.strides[0]) * width + column * self.strides[1]
-        taps: list[Array] = []
+        if len(base) == flat.shape[1] and self.kernel == (1, 1):
+            out[:, 0] = flat
+            return
         for i in range(self.kernel[0]):
             for j in range(self.kernel[1]):
                 offset = i * self.dilations[0] * width + j * self.dilations[1]
-                taps.append(flat.take(base + offset, axis=1))
-        return taps[0][:, None] if len(taps) == 1 else np.stack(taps, axis=1)
+                out[:, i * self.kernel[1] + j] = flat.take(base + offset, axis=1)
 
 
 @dataclass(frozen=True)
@@ -121,10 +132,10 @@ class Layer:
 
     @staticmethod
     def read(
-        op: Operation, twin: Operation, weights: WeightStore, floats: WeightStore
+        op: ConvOp | LinearOp, twin: Operation, weights: WeightStore, floats: WeightStore
     ) -> Layer | None:
         """Read a layer; None where its float weights do not fit its codes."""
-        from tilewright.dialects.quant import quantised, uniform_of
+        from tilewright.dialects.quant import quantised, uniform_of, weight_code_limit
         from tilewright.dialects.top.base import Attrs
 
         attrs = Attrs(op.attributes)
@@ -157,7 +168,6 @@ class Layer:
             real = real.T
         if real.shape != weight.shape or not (scale > 0).all():
             return None
-        limit = 7 if attrs.integer("weight_bits", 8) == 4 else 127
         return Layer(
             _layer(op),
             names[0],
@@ -170,7 +180,7 @@ class Layer:
             term,
             low,
             high,
-            limit,
+            weight_code_limit(op),
         )
 
 
@@ -211,50 +221,46 @@ def fit_layer(
     Raises:
         TilewrightError: E0302, an accumulator could overflow.
     """
-    images = [x if x.ndim == 4 else x[:, :, None, None] for x in inputs]
-    wanted = [y if y.ndim == 4 else y[:, :, None, None] for y in targets]
+    order = _judged_last(len(inputs))
+    images = [inputs[i] if inputs[i].ndim == 4 else inputs[i][:, :, None, None] for i in order]
+    wanted = [targets[i] if targets[i].ndim == 4 else targets[i][:, :, None, None] for i in order]
+    fitted = len(order) - len(order) // HELD_OUT
     size = (wanted[0].shape[2], wanted[0].shape[3])
     group = geometry.group
     outputs, depth = layer.weight.shape[0] // group, int(np.prod(layer.weight.shape[1:]))
-    inner = images[0].shape[1] // group
+    inner, taps = images[0].shape[1] // group, geometry.kernel[0] * geometry.kernel[1]
     places = _positions(wanted, depth, group, seed)
-    total = sum(len(place) for place in places)
-    judged = np.concatenate(
-        [np.full(len(place), i % HELD_OUT == HELD_OUT - 1) for i, place in enumerate(places)]
-    )
-    owner = np.concatenate([np.full(len(place), i) for i, place in enumerate(places)])
     shape = (group, outputs, depth)
     codes = layer.weight.reshape(shape).astype(np.float64)
     real = layer.real.reshape(shape)
-    bias = layer.bias + layer.zero * layer.weight.reshape(len(layer.bias), -1).sum(
-        axis=1, dtype=np.int64
-    )
-    biases = (bias - layer.term).astype(np.float64).reshape(group, outputs)
+    sums = layer.weight.reshape(len(layer.bias), -1).sum(axis=1, dtype=np.int64)
+    biases = layer.bias + layer.zero * sums - layer.term
+    biases = biases.astype(np.float64).reshape(group, outputs)
     unit, low, high = (
         array.reshape(group, outputs) for array in (layer.unit, layer.low, layer.high)
     )
     new_codes, new_biases = codes.copy(), biases.copy()
     before = after = spread = 0.0
-    step = max(1, min(group, CHUNK_BYTES // (4 * depth * total)))
+    each = len(places[0])
+    step = max(1, min(group, CHUNK_BYTES // (4 * depth * each * len(places))))
     for first in range(0, group, step):
         part = slice(first, min(group, first + step))
         count = part.stop - first
         channels = slice(first * inner, part.stop * inner)
-        x = np.concatenate(
-            [
-                geometry.columns(image, size, place, channels)
-                for image, place in zip(images, places, strict=True)
-            ],
-            axis=2,
-        )
-        x = x.reshape(count, depth, total).astype(np.float32)
         rows = slice(first * outputs, part.stop * outputs)
-        y = np.concatenate(
-            [_taken(target, place, rows) for target, place in zip(wanted, places, strict=True)],
-            axis=1,
-        ).reshape(count, outputs, total)
-        y = (y / unit[part][..., None]).astype(np.float32)
-        problem = _Part(x, y, judged, owner, low[part], high[part])
+        x = np.empty((count * inner, taps, len(places), each), np.float32)
+        y = np.empty((count * outputs, len(places), each), np.float32)
+        step_of = (1 / unit[part]).reshape(-1, 1).astype(np.float32)
+        for index, (image, target, place) in enumerate(zip(images, wanted, places, strict=True)):
+            geometry.columns(image, size, place, channels, x[:, :, index])
+            y[:, index] = _taken(target, place, rows) * step_of
+        problem = _Part(
+            x.reshape(count, depth, len(places), each),
+            y.reshape(count, outputs, len(places), each),
+            fitted,
+            low[part],
+            high[part],
+        )
         result = problem.solve(
             codes[part], biases[part], real[part], layer.limit, sweeps if learned else 0
         )
@@ -265,6 +271,12 @@ def fit_layer(
         after += float((result.after * square).sum())
         spread += float((result.spread * square).sum())
     return _stored(layer, new_codes, new_biases, before, after, spread)
+
+
+def _judged_last(count: int) -> list[int]:
+    """Return the samples in order, but those that judge the fit, one of `HELD_OUT`, at the end."""
+    judged = [i for i in range(count) if i % HELD_OUT == HELD_OUT - 1]
+    return [i for i in range(count) if i % HELD_OUT != HELD_OUT - 1] + judged
 
 
 def _stored(
@@ -300,52 +312,70 @@ class _Result:
 
 
 class _Part:
-    """Some groups of a layer, sampled: `x[group, K, N]`, `y[group, O, N]`."""
+    """Some groups of a layer: `x[group, K, sample, P]`, `y[group, O, sample, P]`."""
 
     def __init__(
         self,
         x: npt.NDArray[np.float32],
         y: npt.NDArray[np.float32],
-        judged: npt.NDArray[np.bool_],
-        owner: npt.NDArray[np.int64],
+        fitted: int,
         low: FloatArray,
         high: FloatArray,
     ) -> None:
-        self.fit = (x[:, :, ~judged], y[:, :, ~judged])
-        self.held = (x[:, :, judged], y[:, :, judged])
-        self.owner = owner[~judged]
-        self.low, self.high = low[..., None], high[..., None]
+        """Take the samples: the first `fitted` to fit to, the others to judge the fit."""
+        groups, depth, _, each = x.shape
+        self.fit = (
+            x[:, :, :fitted].reshape(groups, depth, fitted * each),
+            y[:, :, :fitted].reshape(groups, y.shape[1], fitted * each),
+        )
+        self.held = (
+            x[:, :, fitted:].reshape(groups, depth, -1),
+            np.clip(
+                y[:, :, fitted:].reshape(groups, y.shape[1], -1),
+                low[..., None].astype(np.float32),
+                high[..., None].astype(np.float32),
+            ),
+        )
+        self.low, self.high = (array[..., None].astype(np.float32) for array in (low, high))
+        # Of every sample by itself.
+        self.mean_x = x[:, :, :fitted].mean(axis=3, dtype=np.float64)
+        self.mean_y = y[:, :, :fitted].mean(axis=3, dtype=np.float64)
 
     def solve(
         self, codes: FloatArray, biases: FloatArray, real: FloatArray, limit: int, sweeps: int
     ) -> _Result:
         """Return the best of: what was, the same with a new bias, new codes with a new bias."""
-        candidates = [(codes, biases), (codes, self.bias_of(codes, biases))]
+        best = (codes, biases)
+        sums = self.products(codes)
+        before = least = self.judge(sums, biases)
+        candidates = [(codes, sums)]
         if sweeps:
             moments = Moments.of(*self.fit)
-            fitted = fit_codes(codes, real, moments, limit=limit, sweeps=sweeps)
-            # The bias that takes back the mean error, as far as it is certain.
-            plain = biases + np.einsum("gok,gk->go", codes - fitted, moments.mean_x)
-            candidates.append((fitted, self.bias_of(fitted, plain)))
-        wanted = np.clip(self.held[1], self.low, self.high)
-        spread = wanted.var(axis=2, dtype=np.float64)
-        before = least = self.judge(*candidates[0], wanted)
-        best = candidates[0]
-        for candidate in candidates[1:]:
-            error = self.judge(*candidate, wanted)
+            for damping, trust in TRIALS:
+                fitted = fit_codes(
+                    codes, real, moments, limit=limit, damping=damping, trust=trust, sweeps=sweeps
+                )
+                candidates.append((fitted, self.products(fitted)))
+        start = biases + np.einsum("gok,gk->go", codes, self.mean_x.mean(axis=2))
+        for fitted, sums in candidates:
+            bias = self.bias_of(
+                fitted, start - np.einsum("gok,gk->go", fitted, self.mean_x.mean(axis=2))
+            )
+            error = self.judge(sums, bias)
             better = error < least
             least = np.where(better, error, least)
-            best = (
-                np.where(better[..., None], candidate[0], best[0]),
-                np.where(better, candidate[1], best[1]),
-            )
-        return _Result(best[0], best[1], before, least, spread)
+            best = (np.where(better[..., None], fitted, best[0]), np.where(better, bias, best[1]))
+        return _Result(best[0], best[1], before, least, self.held[1].var(axis=2, dtype=np.float64))
 
-    def judge(self, codes: FloatArray, biases: FloatArray, wanted: Array) -> FloatArray:
+    def products(self, codes: FloatArray) -> npt.NDArray[np.float32]:
+        """Return the sums without bias on the samples held out."""
+        return codes.astype(np.float32) @ self.held[0]
+
+    def judge(self, sums: npt.NDArray[np.float32], biases: FloatArray) -> FloatArray:
         """Return the mean squared error behind the clamp on the samples held out."""
-        got = codes.astype(np.float32) @ self.held[0] + biases[..., None].astype(np.float32)
+        got = sums + biases[..., None].astype(np.float32)
         np.clip(got, self.low, self.high, out=got)
-        got -= wanted
+        got -= self.held[1]
         return np.einsum("gon,gon->go", got, got, dtype=np.float64) / max(1, got.shape[2])
 
     def bias_of(self, codes: FloatArray, biases: FloatArray) -> FloatArray:
@@ -354,16 +384,12 @@ class _Part:
         With `e` the mean over samples and `v` its variance (that of the samples' own means over
         their number), `e^2 / (e^2 + v)` of it is taken.
         """
-        x, y = self.fit
-        starts = np.flatnonzero(np.r_[True, self.owner[1:] != self.owner[:-1]])
-        sizes = np.diff(np.r_[starts, len(self.owner)])
-        mean_x = np.add.reduceat(x, starts, axis=2, dtype=np.float64) / sizes
-        mean_y = np.add.reduceat(y, starts, axis=2, dtype=np.float64) / sizes
-        apart = mean_y - codes @ mean_x - biases[..., None]
-        mean = apart.mean(axis=2)
-        if len(starts) < 2:
+        apart = self.mean_y - codes @ self.mean_x - biases[..., None]
+        count = apart.shape[2]
+        if count < 2:
             return biases
-        doubt = apart.var(axis=2, ddof=1) / len(starts)
+        mean = apart.mean(axis=2)
+        doubt = apart.var(axis=2, ddof=1) / count
         return biases + mean * mean**2 / np.maximum(mean**2 + doubt, 1e-30)
 
 

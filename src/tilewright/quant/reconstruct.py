@@ -51,17 +51,12 @@ class Moments:
         count = x.shape[2]
         mean_x = x.mean(axis=2, dtype=np.float64)
         mean_y = y.mean(axis=2, dtype=np.float64)
-        left = x - mean_x[..., None].astype(np.float32)
-        right = y - mean_y[..., None].astype(np.float32)
-        turned = left.transpose(0, 2, 1)
-        return Moments(
-            count,
-            mean_x,
-            mean_y,
-            (left @ turned).astype(np.float64) / count,
-            (right @ turned).astype(np.float64) / count,
-            np.einsum("gon,gon->go", right, right, dtype=np.float64) / count,
-        )
+        turned = x.transpose(0, 2, 1)
+        # Means are taken off afterwards: a code's mean is of the size of its deviation.
+        xx = (x @ turned).astype(np.float64) / count - mean_x[:, :, None] * mean_x[:, None]
+        yx = (y @ turned).astype(np.float64) / count - mean_y[:, :, None] * mean_x[:, None]
+        yy = np.einsum("gon,gon->go", y, y, dtype=np.float64) / count - mean_y**2
+        return Moments(count, mean_x, mean_y, xx, yx, np.maximum(yy, 0))
 
 
 def errors(codes: FloatArray, bias: FloatArray, moments: Moments) -> FloatArray:
@@ -95,32 +90,24 @@ def fit_codes(
         trust: factor of the covariance of inputs and what earlier layers made wrong.
         sweeps: how often every code is visited, at most.
     """
-    result = np.empty_like(start)
-    for group in range(start.shape[0]):
-        hessian = moments.xx[group].copy()
-        size = hessian.shape[0]
-        base = float(np.trace(hessian)) / max(size, 1)
-        if base <= 0:
-            result[group] = start[group]
-            continue
-        hessian[np.diag_indices(size)] += damping * base
-        goal = trust * (moments.yx[group] - real[group] @ moments.xx[group])
-        found = descend(start[group], real[group], hessian, goal, limit, sweeps)
-        if size > 1:
-            other = settle(real[group], hessian, goal, limit)
-            other = descend(other, real[group], hessian, goal, limit, sweeps)
-            better = loss(other, real[group], hessian, goal) < loss(
-                found, real[group], hessian, goal
-            )
-            found = np.where(better[:, None], other, found)
-        result[group] = found
-    return result
+    size = start.shape[2]
+    base = np.einsum("gkk->g", moments.xx) / max(size, 1)
+    # A group that reads nothing but one value has no directions; its codes stay.
+    hessian = moments.xx + damping * base[:, None, None] * np.eye(size)
+    goal = trust * (moments.yx - real @ moments.xx)
+    found = descend(start, real, hessian, goal, limit, sweeps)
+    if size == 1:
+        return found
+    other = settle(real, hessian, goal, limit)
+    other = descend(other, real, hessian, goal, limit, sweeps)
+    better = loss(other, real, hessian, goal) < loss(found, real, hessian, goal)
+    return np.where(better[..., None], other, found)
 
 
 def loss(codes: FloatArray, real: FloatArray, hessian: FloatArray, goal: FloatArray) -> FloatArray:
-    """Return `d H d - 2 g d` of every row, `d = codes - real`."""
+    """Return `d H d - 2 g d` of every channel `[group, O]`, `d = codes - real`."""
     apart = codes - real
-    return np.einsum("ok,ok->o", apart @ hessian - 2 * goal, apart)
+    return np.einsum("gok,gok->go", apart @ hessian - 2 * goal, apart)
 
 
 def descend(
@@ -131,17 +118,17 @@ def descend(
     limit: int,
     sweeps: int,
 ) -> FloatArray:
-    """Return codes `[O, K]` after coordinate descent on `d H d - 2 g d`; no row's loss rises.
+    """Return codes after coordinate descent on `d H d - 2 g d`; no channel's loss rises.
 
     Args:
-        codes: whole numbers of magnitude at most `limit`, where it begins.
+        codes: `[group, O, K]`, whole numbers of magnitude at most `limit`, where it begins.
         real: the float weights in code steps.
-        hessian: `H`, symmetric, its diagonal not negative.
-        goal: `g`, `[O, K]`.
+        hessian: `H`, `[group, K, K]`, symmetric; inputs whose diagonal is zero keep their codes.
+        goal: `g`, `[group, O, K]`.
         limit: codes are `-limit..limit`.
         sweeps: how often every code is visited, at most.
     """
-    moved = np.ascontiguousarray(codes, np.float64).copy()
+    moved = np.array(codes, np.float64, order="C")
     slope = np.ascontiguousarray((moved - real) @ hessian - goal)
     descend_rows(moved, slope, np.ascontiguousarray(hessian), float(limit), sweeps)
     return moved
@@ -152,33 +139,26 @@ def settle(real: FloatArray, hessian: FloatArray, goal: FloatArray, limit: int) 
 
     The weights begin at the minimum over the reals, `real + goal / H`. With `U` the upper Cholesky
     factor of `1 / H`, rounding weight `k` by `e` moves the best of weight `j > k` by
-    `e * U[k, j] / U[k, k]`.
+    `-e * U[k, j] / U[k, k]`. Where `H` cannot be inverted codes are the nearest.
     """
-    size = hessian.shape[0]
-    # The most certain inputs first: what is left over goes to those that matter least.
-    order = np.argsort(-np.diag(hessian), kind="stable")
-    turned = hessian[np.ix_(order, order)]
-    inverse = np.linalg.inv(turned)
-    # Symmetric to the last bit, and positive definite in spite of rounding.
-    inverse = (inverse + inverse.T) / 2
-    upper = _cholesky(inverse)
-    if upper is None:
-        return np.clip(np.rint(real), -limit, limit)
-    weights = np.ascontiguousarray(real[:, order] + goal[:, order] @ inverse)
-    factors = np.ascontiguousarray(upper / np.diag(upper)[:, None])
-    settle_rows(weights, factors, float(limit))
-    codes = np.empty_like(weights)
-    codes[:, order] = weights
-    assert codes.shape[1] == size
-    return codes
-
-
-def _cholesky(inverse: FloatArray) -> FloatArray | None:
-    """Return the upper factor `U`, `U^T U = inverse`; None if that is not positive definite."""
+    # The inputs of most energy first: what is left over goes to those that matter least.
+    order = np.argsort(-np.einsum("gkk->gk", hessian), axis=1, kind="stable")
+    turned = np.take_along_axis(hessian, order[:, :, None], 1)
+    turned = np.take_along_axis(turned, order[:, None], 2)
     try:
-        return np.asarray(np.linalg.cholesky(inverse).T, np.float64)
+        inverse = np.linalg.inv(turned)
+        # Symmetric to the last bit, which inverting is not.
+        inverse = (inverse + inverse.transpose(0, 2, 1)) / 2
+        upper = np.linalg.cholesky(inverse).transpose(0, 2, 1)
     except np.linalg.LinAlgError:
-        return None
+        return np.clip(np.rint(real), -limit, limit)
+    places = np.broadcast_to(order[:, None], real.shape)
+    weights = np.take_along_axis(real, places, 2) + np.take_along_axis(goal, places, 2) @ inverse
+    weights = np.ascontiguousarray(weights, np.float64)
+    settle_rows(weights, np.ascontiguousarray(upper, np.float64), float(limit))
+    codes = np.empty_like(weights)
+    np.put_along_axis(codes, places, weights, 2)
+    return codes
 
 
 def best_bias(codes: FloatArray, moments: Moments) -> FloatArray:

@@ -24,40 +24,43 @@ def compiled(**options):
 def descend_rows(codes, slope, hessian, limit, sweeps):
     """Move every code to the best for the others as they are, until none moves; in place.
 
-    `slope[O, K]` is half the loss's gradient at `codes[O, K]` and is kept up to date.
+    `slope[group, O, K]` is half the loss's gradient at `codes[group, O, K]` and is kept up to
+    date; `hessian[group, K, K]`.
     """
-    rows, size = codes.shape
-    for row in range(rows):
-        for _ in range(sweeps):
-            moved = False
-            for k in range(size):
-                curve = hessian[k, k]
-                if curve <= 0:
-                    continue
-                old = codes[row, k]
-                new = np.rint(old - slope[row, k] / curve)
-                new = min(max(new, -limit), limit)
-                step = new - old
-                # A tie of rounding would go to and fro.
-                if step == 0 or step * (2 * slope[row, k] + step * curve) >= 0:
-                    continue
-                codes[row, k] = new
-                moved = True
-                for j in range(size):
-                    slope[row, j] += step * hessian[k, j]
-            if not moved:
-                break
+    groups, rows, size = codes.shape
+    for group in range(groups):
+        for row in range(rows):
+            for _ in range(sweeps):
+                moved = False
+                for k in range(size):
+                    curve = hessian[group, k, k]
+                    if curve <= 0:
+                        continue
+                    old = codes[group, row, k]
+                    new = np.rint(old - slope[group, row, k] / curve)
+                    new = min(max(new, -limit), limit)
+                    step = new - old
+                    # A tie of rounding would go to and fro.
+                    if step == 0 or step * (2 * slope[group, row, k] + step * curve) >= 0:
+                        continue
+                    codes[group, row, k] = new
+                    moved = True
+                    for j in range(size):
+                        slope[group, row, j] += step * hessian[group, k, j]
+                if not moved:
+                    break
 
 
 @compiled(fastmath={"contract"})
-def settle_rows(weights, factors, limit):
-    """Round `weights[O, K]` in place, from the first on; `factors[k, j]` is `U[k, j] / U[k, k]`."""
-    rows, size = weights.shape
-    for row in range(rows):
-        for k in range(size):
-            value = weights[row, k]
-            code = min(max(np.rint(value), -limit), limit)
-            weights[row, k] = code
-            apart = value - code
-            for j in range(k + 1, size):
-                weights[row, j] -= apart * factors[k, j]
+def settle_rows(weights, upper, limit):
+    """Round `weights[group, O, K]` in place, from the first on; `upper[group, K, K]` is `U`."""
+    groups, rows, size = weights.shape
+    for group in range(groups):
+        for row in range(rows):
+            for k in range(size):
+                value = weights[group, row, k]
+                code = min(max(np.rint(value), -limit), limit)
+                weights[group, row, k] = code
+                apart = (value - code) / upper[group, k, k]
+                for j in range(k + 1, size):
+                    weights[group, row, j] -= apart * upper[group, k, j]

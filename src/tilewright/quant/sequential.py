@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from xdsl.ir import Operation, SSAValue
 
     from tilewright.compiler import Stage
+    from tilewright.dialects.quant import ConvOp, LinearOp
     from tilewright.quant.options import QuantOptions
 
 Array = npt.NDArray[Any]
@@ -270,19 +271,21 @@ def _report(layer: Layer, change: Change) -> LayerImprovement:
     )
 
 
-def _pairs(top: Stage, quant: Stage) -> list[tuple[Operation, Operation]]:
+def _pairs(top: Stage, quant: Stage) -> list[tuple[ConvOp | LinearOp, Operation]]:
     """Return the layers with constant weights and their float twins, in an order both have."""
     from xdsl.ir import Operation
+
+    from tilewright.dialects.quant import ConvOp, LinearOp
 
     twins = {
         layer_of(op): (index, op)
         for index, op in enumerate(main_function(top.module).body.block.ops)
         if op.name in ("top.conv", "top.linear", "top.matmul")
     }
-    found: list[tuple[Operation, Operation]] = []
+    found: list[tuple[ConvOp | LinearOp, Operation]] = []
     least = -1
     for op in main_function(quant.module).body.block.ops:
-        if op.name not in ("quant.conv", "quant.linear") or layer_of(op) not in twins:
+        if not isinstance(op, ConvOp | LinearOp) or layer_of(op) not in twins:
             continue
         place, twin = twins[layer_of(op)]
         weight = twin.operands[1].owner
