@@ -174,12 +174,22 @@ def test_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "2 tests" in capsys.readouterr().err
 
 
+def test_a_chip_without_rows_has_no_such_programs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chip = load_target("tiny8").model_copy(update={"name": "plain", "vector_rows": False})
+    path = tmp_path / "plain.yaml"
+    path.write_text(chip.to_yaml())
+    assert main(["--target", str(path), "--profile", "dma,rows"]) == 2
+    assert "`--profile rows`: target `plain` has no `vector_rows`" in capsys.readouterr().err
+    assert main(["--target", str(path), "--profile", "all", "--count", "1"]) == 0
+    assert "7 tests" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--profile", "odd"], "`odd` must be all or among mixed"),
-        (["--target", "tpu_v2", "--profile", "dma,rows"],
-         "`--profile rows`: target `tpu_v2` has no `vector_rows`"),
         (["--profile", "dma,nope"], "`--profile dma,nope`: `nope` must be all or among mixed"),
         (["--profile", "nope", "--models", "1"], "`nope` must be all or among mixed"),
         (["--profile", ""], "`` must be all or among mixed"),
