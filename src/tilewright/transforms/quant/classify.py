@@ -387,7 +387,7 @@ def place(
             continue
         if op.name == "top.softmax":
             # Eight bits would leave ties among the classes of a classifier.
-            hosts[op] = "only floats are read of its result"
+            hosts[op] = "a softmax that only the host reads: eight bits would leave ties"
         else:
             hosts[op] = (
                 "layout of a graph output"
