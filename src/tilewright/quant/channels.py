@@ -38,6 +38,9 @@ CLIP_FACTOR = 2.0
 """Squared error of a value's codes over that of a range that clips nothing, from which clipping
 costs more than it gains."""
 
+IMAGE_OPS = ("top.conv", "top.conv_transpose", "top.max_pool", "top.avg_pool")
+"""Ops whose images are stored channels first where they have no `layout`."""
+
 BINS = 96
 """Bars of a histogram."""
 
@@ -166,7 +169,7 @@ def channel_axes(module: ModuleOp) -> dict[str, int]:
         attrs = Attrs(op.attributes)
         if op.name in ("top.linear", "top.matmul", "top.layer_norm"):
             axes[result] = rank - 1
-        elif "layout" in op.attributes and rank == 4:
+        elif rank == 4 and ("layout" in op.attributes or op.name in IMAGE_OPS):
             axis = rank - 1 if attrs.string("layout", "nchw") == "nhwc" else 1
             axes[result] = axis
             axes.setdefault(op.operands[0], axis)

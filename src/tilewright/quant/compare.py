@@ -93,7 +93,8 @@ def holds_scores(shape: tuple[int, ...]) -> bool:
 def _square(values: Array) -> float:
     """Return the sum of squares; float32 sums of blocks, float64 where those overflow."""
     flat = values.ravel()
-    total = float(np.dot(flat, flat))
+    with np.errstate(over="ignore"):
+        total = float(np.dot(flat, flat))
     return total if math.isfinite(total) else float((flat.astype(np.float64) ** 2).sum())
 
 
