@@ -36,7 +36,8 @@ def count_bins(flat, stride, offset, scale, bins, weight):
     """Add every `stride`-th run of `flat` (float32), from run `offset` on, to the histogram.
 
     Bin `i` of `2N` holds values from `(i - N) / scale`; exact zeros are not binned. Each element
-    counts `weight`. Returns how many of those taken were zero.
+    counts `weight`. `scale` is float64, so that none becomes zero on the way. Returns how many of
+    those taken were zero.
     """
     half = bins.size // 2
     zeros = 0

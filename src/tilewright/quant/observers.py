@@ -137,7 +137,7 @@ class Observer:
         wanted = max(SAMPLED, SAMPLED_FIRST // (turn + 1))
         stride = _coprime(flat.size // wanted, flat.size)
         runs = -(-flat.size // RUN)
-        scale = np.float32(math.ldexp(BINS, -self.exponent))
+        scale = math.ldexp(BINS, -self.exponent)
         zeros = count_bins(flat, stride, turn % min(stride, runs), scale, self.bins, stride)
         self.zeros += int(zeros) * stride
         if stride > 1:
