@@ -7,11 +7,13 @@ scores
     sum over classes of q * ln(q / m)      nats, 0 .. ln(number of pictures)
 
 It is high when the model is sure, says the same of all three, and says other things of other
-pictures. Confidence alone would not do: values 0..255 instead of 0..1 make a model very sure of the
-same class for everything, which scores 0. Two variants are compared picture by picture; how sure
-the difference is comes from flipping its signs at random. With labels a picture scores
-`ln(max(q[label], FLOOR))` instead,
-which tells more than a count of right answers.
+pictures. How sure it seems must not count by itself: a network with few biases makes k-fold logits
+of k-fold inputs, and values of 0..255 can make one very sure of the same class for everything. So
+the logits of every variant are brought to the same spread, one for all at which the surest variant
+gives its best class a probability of `SUREST`.
+
+Two variants are compared picture by picture; how sure the difference is comes from flipping its
+signs at random. With labels a picture scores `ln(max(q[label], FLOOR))` instead.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ SAME = 0.02
 FLOOR = 1e-3
 """Least probability of the right class that counts, so that one picture cannot decide."""
 FLIPS = 20_000
+SUREST = 0.5
+"""Mean probability of the best class that logits are scaled to; there a difference shows best."""
 CROP = 0.88
 """Share of width and height that the cropped copy keeps."""
 
@@ -74,7 +78,7 @@ class Tried:
     right: int | None
     """Pictures whose best class is the label; None without labels."""
     confidence: float
-    """Mean probability of the best class, 0..1."""
+    """Mean probability of the best class at the common spread of logits, 0..1."""
     chance: float
     """Against the declared one: the chance of such a difference if there were none, 0..1."""
 
@@ -157,13 +161,33 @@ def picture_files(folder: Path, labels: Mapping[str, int] | None = None) -> list
     return files if labels is None else [file for file in files if file.name in labels]
 
 
-def probabilities(output: Array) -> Array:
-    """Return class probabilities of one output: softmax, unless it is a distribution already."""
+def logits(output: Array) -> Array:
+    """Return the class scores of one output less their mean; logarithms if it is a distribution."""
     values = output.astype(np.float64).reshape(-1)
     if values.size and values.min() >= 0 and abs(values.sum() - 1) < 1e-3:
-        return values / values.sum()
-    powers = np.exp(values - values.max())
-    return powers / powers.sum()
+        values = np.log(np.maximum(values, 1e-12))
+    return values - values.mean()
+
+
+def alike(scores: Array) -> Array:
+    """Return class probabilities of `[picture, variant, copy, class]` logits of mean 0.
+
+    Every variant's logits are brought to one spread, at which the surest variant's best class has
+    a mean probability of `SUREST`.
+    """
+    spread = np.sqrt(np.mean(scores**2, axis=(0, 2, 3)))
+    same = scores / np.where(spread > 0, spread, 1.0)[None, :, None, None]
+    low, high = 1e-3, 1e3
+    for _ in range(40):
+        factor = math.sqrt(low * high)
+        best = _softmax(factor * same[:, :, 0]).max(axis=-1).mean(axis=0)
+        low, high = (factor, high) if best.max() < SUREST else (low, factor)
+    return _softmax(math.sqrt(low * high) * same)
+
+
+def _softmax(values: Array) -> Array:
+    powers = np.exp(values - values.max(axis=-1, keepdims=True))
+    return powers / powers.sum(axis=-1, keepdims=True)
 
 
 def check_preprocess(
@@ -199,8 +223,7 @@ def check_preprocess(
     picks = np.linspace(0, len(files) - 1, min(PICTURES, len(files))).round().astype(int)
     files = [files[index] for index in picks]
     variants = variants_of(declared)
-    answers = np.array(list(_answers(run, files, variants, progress)))
-    # answers[picture, variant, class]; the first copy alone gives the class that is right or not.
+    answers = alike(np.array(list(_answers(run, files, variants, progress))))
     mean = answers.mean(axis=2)
     right: list[int] | None = None
     if labels is None:
@@ -210,6 +233,7 @@ def check_preprocess(
         _check_labels(wanted, mean.shape[-1])
         said = np.take_along_axis(mean, wanted[:, None, None], axis=2)[..., 0]
         scores = np.log(np.maximum(said, FLOOR)).T
+        # The picture as it is gives the class that is right or not.
         best = answers[:, :, 0].argmax(axis=-1)
         right = [int((best[:, v] == wanted).sum()) for v in range(len(variants))]
     tried = [
@@ -254,8 +278,7 @@ def _answers(
             ) from error
         copies = (picture, ImageOps.mirror(picture), _cropped(picture))
         yield [
-            [probabilities(run(variant.preprocess.apply(copy))) for copy in copies]
-            for variant in variants
+            [logits(run(variant.preprocess.apply(copy))) for copy in copies] for variant in variants
         ]
         if progress is not None:
             progress(done)
