@@ -432,6 +432,8 @@ def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
 
 def _sums_squares(op: Operation) -> bool:
     """Return whether `op` is a square, a sum of two, or a sum or mean of one over axes."""
+    if "quant_scale" in op.attributes:
+        return False  # the model says how many bits are enough
     if op.name == "top.mul":
         return op.operands[0] is op.operands[1]
     if op.name == "top.reduce" and Attrs(op.attributes).string("kind") not in ("mean", "sum"):

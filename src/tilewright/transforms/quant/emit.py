@@ -51,7 +51,7 @@ from tilewright.transforms.quant.classify import (
     scalar_operand,
     table_function,
 )
-from tilewright.transforms.quant.given import exact_table, given_bias, tie_share
+from tilewright.transforms.quant.given import exact_table, given_bias
 from tilewright.transforms.quant.resize_tables import resize_table
 from tilewright.transforms.quant.scales import EdgeScale, Scales, exact_gain
 
@@ -362,7 +362,7 @@ class Emitter:
         self._report(layer, p, "a 32-bit sum" if wide else f"output scale {target.step:.6g}")
         if not wide:
             factors = source.step * p.scale.astype(np.float64) / target.step
-            emit_given.warn_ties(self, op, [tie_share([float(ratio)]) for ratio in factors])
+            emit_given.warn_ties(self, op, [[float(ratio)] for ratio in factors], whole=True)
         extra = {
             "zp": 0 if wide else p.zp,
             "lo": low,
@@ -387,10 +387,12 @@ class Emitter:
         self.ctx.decide(layer, STAGE, False, f"weights of 4 bits take a byte each: {why}")
         return False
 
-    def _decide(self, op: Operation, target: UniformType, ratios: list[float]) -> None:
+    def _decide(
+        self, op: Operation, target: UniformType, ratios: list[float], whole: bool = False
+    ) -> None:
         """Record a layer's scale; warn if many of its sums are ties, which ONNX rounds to even."""
         self.ctx.decide(layer_of(op), STAGE, True, f"output scale {target.step:.6g}")
-        emit_given.warn_ties(self, op, [tie_share(ratios)])
+        emit_given.warn_ties(self, op, [ratios], whole=whole)
 
     def _report(self, layer: str, p: ChannelParameters, result: str) -> None:
         notes = [result]
@@ -432,7 +434,8 @@ class Emitter:
             self.rounding,
         )
         low, high = self._bounds(op, target)
-        self._decide(op, target, [quantised(a).step * quantised(b).step / target.step])
+        product = quantised(a).step * quantised(b).step / target.step
+        self._decide(op, target, [product], whole=True)
         return self.append(
             quant.MatmulOp.make(
                 [a, b],
@@ -640,7 +643,7 @@ class Emitter:
         )
         low, high = self._bounds(op, target)
         ratio = source.step / target.step / (window if divide else 1)
-        self._decide(op, target, [ratio])
+        self._decide(op, target, [ratio], whole=True)
         return self.append(
             quant.AvgPoolOp.make(
                 [codes],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,15 +62,17 @@ def constant_codes(emitter: Emitter, value: SSAValue) -> SSAValue | None:
     return emitter.constant(f"{constant_name(value)}.i8", codes, kind)
 
 
-def warn_ties(emitter: Emitter, op: Operation, shares: list[float]) -> None:
-    """Warn if a noticeable share of a layer's sums (by channel) are ties (ONNX: half to even).
+def warn_ties(
+    emitter: Emitter, op: Operation, ratios: Sequence[Sequence[float]], *, whole: bool
+) -> None:
+    """Warn if a noticeable share of a layer's values is rounded otherwise than by ONNX.
 
     Only of results whose codes the model defines.
     """
     if op.results[0] not in emitter.scales.given:
         return
-    warning = rounding_warning(layer_of(op), shares, emitter.rounding)
+    warning = rounding_warning(layer_of(op), ratios, emitter.rounding, whole)
     if warning is not None:
         emitter.ctx.decide(
-            layer_of(op), "quantize", True, "rounds ties as the chip does", warning=warning
+            layer_of(op), "quantize", True, "rounds as the chip does", warning=warning
         )

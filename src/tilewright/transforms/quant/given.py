@@ -7,7 +7,7 @@ approximated. What has neither a given nor a calibrated scale is computed in flo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +19,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects.top.base import is_absent
 from tilewright.quant.functions import FUNCTIONS, Parameters
 from tilewright.quant.graph import main_function
+from tilewright.quant.parameters import encode_multiplier
 from tilewright.transforms.quant.classify import (
     LAYOUT_OPS,
     SCALE_KEEPERS,
@@ -241,20 +242,45 @@ DIFFERING = {"half_even": 0.0, "half_up": 0.5, "half_away": 0.5, "truncate": 0.5
 round half up)."""
 
 
-def rounding_warning(layer: str, shares: list[float], rounding: str) -> str | None:
+def offset_share(ratio: float) -> float:
+    """Return the share of values that a truncating chip rounds differently, ties apart.
+
+    What it adds to a 32-bit sum to round half up is a whole number of units of that sum, `e` off
+    the exact one (see `truncation_term`). In an output step lie `1 / ratio` sums and one tie, and
+    with probability `e` a sum between the two: so a share of `e * ratio`.
+    """
+    m, s = encode_multiplier(ratio)
+    if m == 0 or s == 0:
+        return 0.0
+    twice = 257 << s
+    return abs((twice + m) // (2 * m) - twice / (2 * m)) * ratio
+
+
+NOTICEABLE = 1e-3
+"""Share of a layer's values that is worth a warning."""
+
+
+def rounding_warning(
+    layer: str, ratios: Sequence[Sequence[float]], rounding: str, whole: bool
+) -> str | None:
     """Return a warning if a chip rounds a noticeable share of a layer's values differently.
 
-    `shares` are those of ties, one a channel (or one for all).
+    Args:
+        layer: its name.
+        ratios: for every channel (or once for all), the factors in front of its sums.
+        rounding: the chip's.
+        whole: whether a truncating chip compensates in whole units of the sum.
     """
-    share = sum(shares) / max(1, len(shares)) * DIFFERING[rounding]
-    if not share:
+    count = max(1, len(ratios))
+    ties = sum(tie_share(list(factors)) for factors in ratios) / count * DIFFERING[rounding]
+    share, why = ties, "its scales put sums exactly between two codes, which ONNX rounds to even"
+    if rounding == "truncate" and whole:
+        share += sum(offset_share(factors[0]) for factors in ratios) / count
+        if share > 2 * ties:
+            why = "its sums are coarse, and a truncating chip makes up for that in whole units"
+    if share < NOTICEABLE:
         return None
-    name = "half up" if rounding == "truncate" else rounding.replace("_", " ")
-    return (
-        f"`{layer}`: its scales put sums exactly between two codes; ONNX rounds these to "
-        f"even, the chip {name}: up to {100 * share:.2g} % of the values may "
-        "differ by one code"
-    )
+    return f"`{layer}`: {why}: about {100 * share:.2g} % of the values may differ by one code"
 
 
 __all__ = [
