@@ -148,7 +148,7 @@ def build(
     )
     inputs = signature(front.stage.module, front.context)
     asked: dict[str, Any] = {"target": target.name, "dtype": options.dtype}
-    used = _Fed(preprocess, inputs)
+    used = _Fed(preprocess, inputs, _has_open_sizes(path))
     if options.dtype == "float32":
         program, compiled = float_program(front), None
         decisions = front.context.decisions
@@ -235,16 +235,34 @@ def _input_type(element: str) -> np.dtype[Any]:
     return np.dtype(f"{kind}{int(element.lstrip('fui')) // 8}")
 
 
+def _has_open_sizes(path: Path) -> bool:
+    """Whether a model leaves sizes of its inputs open; samples may then differ in them."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    constants = {item.name for item in graph.initializer}
+    return any(
+        not size.HasField("dim_value")
+        for entry in graph.input
+        if entry.name not in constants
+        for size in entry.type.tensor_type.shape.dim
+    )
+
+
 class _Fed:
     """Samples for calibration, and whether pictures were among them."""
 
     def __init__(
-        self, preprocess: Preprocess | None, inputs: list[tuple[str, tuple[int, ...], str]]
+        self,
+        preprocess: Preprocess | None,
+        inputs: list[tuple[str, tuple[int, ...], str]],
+        varying: bool = False,
     ) -> None:
         self.preprocess = preprocess
         self.inputs = {name: shape for name, shape, _ in inputs}
         self.types = {name: _input_type(element) for name, _, element in inputs}
         self.pictures = preprocess is not None
+        self.varying = varying
 
     def samples(self, options: CompileOptions) -> Samples | None:
         source = options.calibration
@@ -271,7 +289,7 @@ class _Fed:
 
         if any(file.suffix.lower() in PICTURE_SUFFIXES for file in list_samples(source)):
             self.pictures = True
-        for sample in load_samples(source, self.inputs, self.preprocess, limit):
+        for sample in load_samples(source, self.inputs, self.preprocess, limit, self.varying):
             yield {name: array.astype(self.types[name]) for name, array in sample.items()}
 
     def recorded(self) -> dict[str, Any] | None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.program import Program
     from tilewright.ir.context import CompileContext, Decision
     from tilewright.ir.weights import WeightStore
+    from tilewright.quant.calibrate import AtShape
     from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
@@ -56,6 +57,8 @@ class FrontEnd:
     context: CompileContext
     stage: Stage
     seconds: dict[str, float] = field(default_factory=dict[str, float])
+    at_shape: AtShape | None = None
+    """Makes the graph for inputs of other shapes."""
 
 
 @dataclass
@@ -114,7 +117,14 @@ def front_end(
         start = time.perf_counter()
         run_phases(module, context, [name], options=CALIBRATED if calibrated else None)
         seconds[name] = time.perf_counter() - start
-    return FrontEnd(context, Stage(module, context.weights.copy()), seconds)
+    made = FrontEnd(context, Stage(module, context.weights.copy()), seconds)
+
+    def at_shape(other: dict[str, tuple[int, ...]]) -> tuple[ModuleOp, WeightStore]:
+        stage = front_end(model, target, shapes=other, calibrated=calibrated).stage
+        return stage.module, stage.weights
+
+    made.at_shape = at_shape
+    return made
 
 
 CALIBRATED = {"top-replace-dynamic": "calibrated=true", "top-absorb-qdq": "wide=drop"}
@@ -292,6 +302,13 @@ def compile_model(
     prepared = None
     if table is not None:
         # Ranges are there already; samples serve to fit codes.
+        if table.balanced:
+            raise TilewrightError(
+                "E0301",
+                "the calibration table is of a graph whose channels were balanced",
+                ["its ranges mean nothing for the model as it is"],
+                "make the table with --smooth-quant 0 --no-equalize",
+            )
         spread = Spread(samples if dtype == "int8" and samples is not None else (), asked.samples)
         deque(spread, maxlen=0)
         prepared = Prepared(table, spread.chosen(), top)
@@ -313,6 +330,7 @@ def compile_model(
             asked,
             preprocessing=preprocessing,
             progress=_sample_counter(progress, samples, asked.samples),
+            at_shape=front.at_shape,
         )
         seconds["calibrate"] = time.perf_counter() - start
     table, top = prepared.table, prepared.top

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tilewright.compiler import Stage
     from tilewright.ir.context import CompileContext
     from tilewright.passes import Hook
+    from tilewright.quant.calibrate import AtShape
     from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
 
@@ -84,10 +85,12 @@ def observe_samples(
     *,
     preprocessing: dict[str, Any] | None = None,
     progress: Callable[[int], None] | None = None,
+    at_shape: AtShape | None = None,
 ) -> Prepared:
     """Condition the float graph, observe samples, and choose the range of every value.
 
-    `options` are resolved.
+    `options` are resolved. `at_shape` makes the graph for samples of other shapes (see `observe`);
+    channels are not balanced then, as that would have to be done alike to all of them.
 
     Raises:
         TilewrightError: as `observe`, `condition`.
@@ -105,8 +108,10 @@ def observe_samples(
         context.decide(
             "main", "condition", False, "a quantised model: given scales, codes and biases are kept"
         )
+    original = top
     if options.level >= 2 or options.float_layers or options.smooth or options.equalise:
         top = condition(top, context, _fitting(top, first), options)
+    balanced = changed_constants(original, top)
     spread = Spread(itertools.chain(first, source), options.samples)
     statistics = observe(
         top.module,
@@ -116,9 +121,22 @@ def observe_samples(
         histograms=options.method != "max",
         preprocessing=preprocessing,
         progress=progress,
+        at_shape=None if balanced else at_shape,
     )
-    table = choose_ranges(top, statistics, context, spread.chosen(), options)
-    return Prepared(table, spread.chosen(), top)
+    fitting = _fitting(top, spread.chosen())
+    table = choose_ranges(top, statistics, context, fitting, options)
+    table.balanced = balanced
+    return Prepared(table, fitting, top)
+
+
+def changed_constants(before: Stage, after: Stage) -> bool:
+    """Whether a graph has other constants than another one: its channels were balanced."""
+    if after is before:
+        return False
+    names = set(before.weights)
+    return names != set(after.weights) or any(
+        not np.array_equal(before.weights.get(name), after.weights.get(name)) for name in names
+    )
 
 
 def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:

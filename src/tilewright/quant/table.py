@@ -73,6 +73,9 @@ class CalibrationTable:
     """Largest magnitude of the channels that `means` has (smoothing, equalisation)."""
     bits: dict[str, int] = field(default_factory=dict[str, int])
     """Bits of the weights of layers that do not have 8, by name."""
+    balanced: bool = False
+    """Whether channels were balanced (smoothing, equalisation) before their values were observed:
+    the ranges are not those of the model as it is."""
 
     def maxima(self) -> dict[str, float]:
         """Return the largest magnitude seen of every value; its threshold where that is unknown."""
@@ -105,6 +108,7 @@ class CalibrationTable:
             "preprocessing": self.preprocessing,
             "values": values,
             "bits": dict(self.bits),
+            **({"balanced": True} if self.balanced else {}),
             "means": _encoded(self.means),
             "squares": _encoded(self.squares),
             "peaks": _encoded(self.peaks),
@@ -186,6 +190,7 @@ class CalibrationTable:
             _read_activations(path, data.get("activations", "symmetric")),
             _read_rows(path, "peaks", data.get("peaks") or {}),
             _read_bits(path, data.get("bits") or {}),
+            data.get("balanced", False) is True,
         )
 
 

@@ -286,6 +286,7 @@ def load_samples(
     shapes: dict[str, tuple[int, ...]],
     preprocess: Preprocess | None,
     limit: int | None = None,
+    varying: bool = False,
 ) -> Iterator[dict[str, Array]]:
     """Yield model inputs (by name, batch of the model) from a folder, an .npz, .npy or picture.
 
@@ -297,6 +298,8 @@ def load_samples(
         shapes: Shape of every model input.
         preprocess: For pictures; its size is taken from the model.
         limit: At most so many samples.
+        varying: Arrays may have other sizes than the model's inputs, with as many dimensions or one
+            more, of samples. Pictures always get the model's size.
 
     Raises:
         TilewrightError: E0301 naming the file that is missing, unreadable, of a wrong shape, or not
@@ -304,7 +307,7 @@ def load_samples(
     """
     count = 0
     for file in list_samples(Path(path)):
-        for sample in _samples_of(file, shapes, preprocess):
+        for sample in _samples_of(file, shapes, preprocess, varying):
             if limit is not None and count >= limit:
                 return
             count += 1
@@ -312,7 +315,10 @@ def load_samples(
 
 
 def _samples_of(
-    file: Path, shapes: dict[str, tuple[int, ...]], preprocess: Preprocess | None
+    file: Path,
+    shapes: dict[str, tuple[int, ...]],
+    preprocess: Preprocess | None,
+    varying: bool,
 ) -> Iterator[dict[str, Array]]:
     suffix = file.suffix.lower()
     if suffix in PICTURE_SUFFIXES:
@@ -334,7 +340,7 @@ def _samples_of(
             [f"known kinds: {' '.join(PICTURE_SUFFIXES + ARRAY_SUFFIXES)}"],
         )
     arrays = _read_arrays(file, shapes)
-    split = {name: _fitted(file, name, arrays[name], shapes[name]) for name in shapes}
+    split = {name: _fitted(file, name, arrays[name], shapes[name], varying) for name in shapes}
     counts = {len(items) for items in split.values()}
     if len(counts) != 1:
         raise TilewrightError(
@@ -390,8 +396,10 @@ def _read_arrays(file: Path, shapes: dict[str, tuple[int, ...]]) -> dict[str, Ar
         raise TilewrightError("E0301", f"array file `{file}` cannot be read", [first]) from error
 
 
-def _fitted(file: Path, name: str, array: Array, shape: tuple[int, ...]) -> list[Array]:
-    """Return the samples in `array`, each of exactly `shape`."""
+def _fitted(
+    file: Path, name: str, array: Array, shape: tuple[int, ...], varying: bool = False
+) -> list[Array]:
+    """Return the samples in `array`, each of exactly `shape`, or of as many sizes if `varying`."""
     if not isinstance(array, np.ndarray):  # pyright: ignore[reportUnnecessaryIsInstance]
         # A member of the archive that is no array comes as bytes.
         raise TilewrightError("E0301", f"`{file}`: `{name}` is no array")
@@ -407,6 +415,10 @@ def _fitted(file: Path, name: str, array: Array, shape: tuple[int, ...]) -> list
         return list(array[:, None])
     if shape and shape[0] == 1 and array.shape == shape[1:]:
         return [array[None]]
+    if varying and array.ndim == len(shape):
+        return [array]
+    if varying and array.ndim == len(shape) + 1:
+        return list(array)
     raise TilewrightError(
         "E0301",
         f"`{file}`: array for input `{name}` has shape {list(array.shape)}",
