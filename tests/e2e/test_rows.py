@@ -89,6 +89,49 @@ def test_rows_of_any_shape(shape: tuple[int, ...], target: Hardware) -> None:
             assert "vec_layer_norm" in instructions(compiled)
 
 
+def between_convolutions(kind: str) -> onnx.ModelProto:
+    """Return `x -> conv -> softmax or normalisation of the channels -> conv` on images."""
+    rng = np.random.default_rng(0)
+    weights = [
+        numpy_helper.from_array((rng.standard_normal(shape) / 5).astype(np.float32), name)
+        for name, shape in (
+            ("w0", (16, 8, 3, 3)),
+            ("w1", (8, 16, 3, 3)),
+            ("g", (16,)),
+            ("b", (16,)),
+        )
+    ]
+    nodes = [helper.make_node("Conv", ["x", "w0"], ["a"], name="a", pads=[1] * 4)]
+    if kind == "Softmax":
+        nodes.append(helper.make_node(kind, ["a"], ["s"], name="s", axis=1))
+    else:
+        nodes += [
+            helper.make_node("Transpose", ["a"], ["t"], name="t", perm=[0, 2, 3, 1]),
+            helper.make_node(kind, ["t", "g", "b"], ["u"], name="s", axis=-1),
+            helper.make_node("Transpose", ["u"], ["s"], name="v", perm=[0, 3, 1, 2]),
+        ]
+    nodes.append(helper.make_node("Conv", ["s", "w1"], ["y"], name="y", pads=[1] * 4))
+    ends = [
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 8, 30, 30])] for name in "xy"
+    ]
+    graph = helper.make_graph(nodes, "g", ends[0], ends[1], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    model.ir_version = 8
+    return model
+
+
+@pytest.mark.parametrize("kind", ["Softmax", "LayerNormalization"])
+def test_rows_in_a_cascade(kind: str) -> None:
+    """Pixels of an image are rows: they are computed a few lines at a time between two layers."""
+    compiled = check_model(between_convolutions(kind), {"x": (1, 8, 30, 30)}, with_rows("tiny8"))
+    assert "vec_softmax" in instructions(compiled) or kind != "Softmax"
+    assert any(
+        item.layer == "s" and "computes a, s, y a few rows at a time" in item.reason
+        for item in compiled.decisions
+    )
+    assert "s" not in hosts(compiled)
+
+
 def test_what_stays_on_the_host_and_why() -> None:
     target, shape = with_rows("tiny8"), (1, 6, 20)
     samples = [{"x": np.random.default_rng(0).standard_normal(shape).astype(np.float32)}]

