@@ -23,6 +23,9 @@ from tilewright.dialects.tpu import ProgramOp
 from tilewright.quant.graph import layer_of, main_function
 from tilewright.quant.options import QuantOptions
 from tilewright.quant.reference import run_quant
+from tilewright.report.network import floor
+from tilewright.runtime.runtime import Executor
+from tilewright.sim.cycle import CycleSimulator
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.spec.program import full_fields
 from tilewright.transforms.tpu.nests import attr_ints
@@ -32,6 +35,7 @@ LAYERS = ("top.conv", "top.linear", "top.matmul")
 
 
 def with_int4(target: Hardware) -> Hardware:
+    """Return a chip that has int4 besides."""
     name = f"{target.name}_int4"
     return target.model_copy(update={"name": name, "dtypes": ("int8", "int4")})
 
@@ -197,3 +201,36 @@ def test_forms_of_weights() -> None:
         "diag", "accumulate", "blocks", "odd", "stack", "runs of many", "runs of 1",
         "diagonal of many",
     }  # fmt: skip
+
+
+def test_constants_that_stay_take_half_the_bytes() -> None:
+    """`--constant-in-sram`: weights of all layers in SRAM throughout, two a byte."""
+    target = with_int4(load_target("edge16"))
+    model, shape = odd_network()
+    samples = [normal_sample({"x": shape}, np.random.default_rng(3))]
+    sizes: list[int] = []
+    for bits in (8, 4):
+        options = QuantOptions(level=0, weight_bits=bits)
+        made = compile_model(
+            front_end(model, target), target, samples=samples, quant=options,
+            constants_in_sram=["all"],
+        )  # fmt: skip
+        assert_levels_agree(made, samples[0])
+        sizes.append(made.program.sram_peak_bytes)
+    weights = sum(codes.size for codes in weights_of(made).values())
+    assert sizes[0] - sizes[1] > 0.4 * weights
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_program_beats_the_floor(seed: int) -> None:
+    """Where a word is narrower than the array, 4-bit weights enter it twice as fast as bytes."""
+    narrow = {"sram_word_bytes": 4, "sram_banks": 4, "sram_size": 16384}
+    target = with_int4(load_target("edge16").model_copy(update=narrow))
+    made, inputs = compiled(random_network(seed), target, {}, seed)
+    executor = Executor(made.program, target)
+    executor.run(inputs)
+    cycles = sum(
+        CycleSimulator(target).run(executor.code(step), registers=executor.registers).cycles
+        for step in made.program.tpu_steps
+    )
+    assert cycles >= floor(made.program.layer_info, target).cycles > 0
