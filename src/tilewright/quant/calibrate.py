@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError, UsageError
 from tilewright.quant.observers import METHODS, Observer, choose
+from tilewright.quant.scores import Scores
 from tilewright.quant.table import CalibrationTable
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ class _Graph:
         self.session: TopSession = TopSession(module, weights, threads=threads)
         self.same = _aliases(module)
         self.axes = _weighted_inputs(module)
+        self.scores = Scores(module)
 
 
 class _Part:
@@ -325,7 +327,7 @@ class _Observation:
         """Run one sample and add it to `part`."""
         try:
             graph = self.graph(sample)
-            values = part.run(graph, sample)
+            values = graph.scores.bounded(part.run(graph, sample))
         except TilewrightError as error:
             if error.code != "E0103":
                 raise
