@@ -12,6 +12,7 @@ from tilewright.pipelines import run_phases
 from tilewright.quant.calibrate import calibrate
 from tilewright.quant.table import write_attribute
 from tilewright.spec.hardware import load_target
+from tilewright.transforms.quant.mark_weight_bits import mark_weight_bits
 
 Sample = dict[str, np.ndarray]
 
@@ -23,6 +24,7 @@ def quantised_stages(
     target: str = "tiny8",
     rounding: str = "",
     activations: str = "asymmetric",
+    weight_bits: int = 8,
 ) -> tuple[Stage, Stage]:
     """Return a model's float `top` stage and its `quant` stage."""
     chip = load_target(target)
@@ -31,6 +33,7 @@ def quantised_stages(
     context.target = chip
     context.weights = top.weights.copy()
     module = top.module.clone()
+    mark_weight_bits(module, weight_bits, {}, context)
     write_attribute(module, calibrate(module, context.weights, samples, method="max"))
     options = f"activations={activations}" + (f" rounding={rounding}" if rounding else "")
     run_phases(module, context, ["quantise"], options={"quantize": options})

@@ -35,8 +35,11 @@ FEW_POSITIONS = 6144
 CHUNK_BYTES = 96 << 20
 """Unfolded inputs held at once."""
 
-TRIALS = ((0.03, 0.0), (0.1, 0.5), (0.3, 1.0))
+TRIALS = ((0.1, 0.5), (0.3, 0.0))
 """Damping and trust (see `fit_codes`) of the fits that are judged against each other."""
+
+MORE_TRIALS = ((0.03, 0.0), (0.1, 0.5), (0.3, 1.0))
+"""The same for 4-bit codes, which are worth more, and on the highest level."""
 
 HELD_OUT = 4
 """Every so many samples one takes no part in the fit, and judges it."""
@@ -204,7 +207,7 @@ def fit_layer(
     targets: Sequence[Array],
     *,
     learned: bool,
-    sweeps: int,
+    thorough: bool,
     seed: int,
 ) -> Change:
     """Fit a layer's codes and biases to its targets.
@@ -215,7 +218,7 @@ def fit_layer(
         inputs: of every sample, codes less their zero point: `[N, C, H, W]` or `[rows, C]`.
         targets: of every sample, what the float layer gives before its clamp, likewise.
         learned: whether codes may change; otherwise only biases.
-        sweeps: of the coordinate descent, at most.
+        thorough: whether more fits are tried, with more sweeps.
         seed: of the choice of positions.
 
     Raises:
@@ -240,6 +243,11 @@ def fit_layer(
         array.reshape(group, outputs) for array in (layer.unit, layer.low, layer.high)
     )
     new_codes, new_biases = codes.copy(), biases.copy()
+    plan = _Plan(
+        (MORE_TRIALS if thorough or layer.limit < 127 else TRIALS) if learned else (),
+        12 if thorough else 4,
+        layer.limit,
+    )
     before = after = spread = 0.0
     each = len(places[0])
     step = max(1, min(group, CHUNK_BYTES // (4 * depth * each * len(places))))
@@ -261,9 +269,7 @@ def fit_layer(
             low[part],
             high[part],
         )
-        result = problem.solve(
-            codes[part], biases[part], real[part], layer.limit, sweeps if learned else 0
-        )
+        result = problem.solve(codes[part], biases[part], real[part], plan)
         new_codes[part], new_biases[part] = result.codes, result.biases
         # Back in real units, so that channels can be added up.
         square = unit[part] ** 2
@@ -298,6 +304,17 @@ def _stored(
     flat = (weight != layer.weight).reshape(channels, -1).any(axis=1) | (whole != layer.bias)
     least = max(spread, 1e-30)
     return Change(weight, whole.astype(np.int32), before / least, after / least, int(flat.sum()))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which fits are tried."""
+
+    trials: tuple[tuple[float, float], ...]
+    """Damping and trust of each; none: only biases change."""
+    sweeps: int
+    limit: int
+    """Codes are `-limit..limit`."""
 
 
 @dataclass(frozen=True)
@@ -342,18 +359,24 @@ class _Part:
         self.mean_y = y[:, :, :fitted].mean(axis=3, dtype=np.float64)
 
     def solve(
-        self, codes: FloatArray, biases: FloatArray, real: FloatArray, limit: int, sweeps: int
+        self, codes: FloatArray, biases: FloatArray, real: FloatArray, plan: _Plan
     ) -> _Result:
         """Return the best of: what was, the same with a new bias, new codes with a new bias."""
         best = (codes, biases)
         sums = self.products(codes)
         before = least = self.judge(sums, biases)
         candidates = [(codes, sums)]
-        if sweeps:
+        if plan.trials:
             moments = Moments.of(*self.fit)
-            for damping, trust in TRIALS:
+            for damping, trust in plan.trials:
                 fitted = fit_codes(
-                    codes, real, moments, limit=limit, damping=damping, trust=trust, sweeps=sweeps
+                    codes,
+                    real,
+                    moments,
+                    limit=plan.limit,
+                    damping=damping,
+                    trust=trust,
+                    sweeps=plan.sweeps,
                 )
                 candidates.append((fitted, self.products(fitted)))
         start = biases + np.einsum("gok,gk->go", codes, self.mean_x.mean(axis=2))

@@ -251,7 +251,7 @@ class _Walk:
             inputs,
             targets,
             learned=learned,
-            sweeps=12 if self.options.level >= 3 else 4,
+            thorough=self.options.level >= 3,
             seed=self.options.seed + index,
         )
         if change.channels:
