@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
@@ -193,19 +192,6 @@ def trial(
     stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
 ) -> float:
     """Return the outputs' signal-to-noise ratio, in dB, of the stage quantised plainly."""
-    from tilewright.quant.fast import FastSession
-    from tilewright.runtime.float_executor import TopSession
+    from tilewright.quant.prepare import output_decibels
 
-    made = _emitted(stage, context, samples, options)
-    fast = FastSession(made.module, made.weights)
-    real = TopSession(stage.module, stage.weights)
-    signal = noise = 0.0
-    for sample in samples:
-        wanted, got = real.run(sample), fast.run(sample)
-        for name, array in wanted.items():
-            exact = array.astype(np.float64)
-            signal += float(np.square(exact).sum())
-            noise += float(np.square(got[name].astype(np.float64) - exact).sum())
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    return output_decibels(stage, _emitted(stage, context, samples, options), samples)

@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, npt.NDArray[Any]]
 
+HELD_OUT = 6
+"""Every so many of the kept samples one takes no part in a fit, and judges it."""
+
+LEAST_JUDGES = 4
+"""With fewer the samples of the fit judge it as well."""
+
+BEST_DB = 200.0
+"""Decibels of equal arrays."""
+
 KEPT = 64
 """Samples that the search for ranges and the learning of codes may use."""
 
@@ -193,15 +202,37 @@ def quantise(
 def improve_codes(
     prepared: Prepared, module: ModuleOp, options: QuantOptions, context: CompileContext
 ) -> None:
-    """Fit weight codes and biases of the quant level to the float level, if that is asked for."""
+    """Fit weight codes and biases of the quant level to the float level, if that is asked for.
+
+    Layers are fitted one by one, each judged by itself; what counts is the network. Samples kept
+    out of the fit say whether its outputs came closer to the float ones, else all is taken back.
+    """
     from tilewright.compiler import Stage
     from tilewright.quant.sequential import improve
-    from tilewright.transforms.quant.given import brings_scales
 
-    if brings_scales(prepared.top.module):
+    stage, before = Stage(module, context.weights), context.weights.copy()
+    fitted = [s for i, s in enumerate(prepared.samples) if i % HELD_OUT != HELD_OUT // 2]
+    judged = prepared.samples[HELD_OUT // 2 :: HELD_OUT]
+    if len(judged) < LEAST_JUDGES:
+        fitted = judged = prepared.samples
+    rows = improve(prepared.top, stage, fitted, options)
+    if not rows:
         return
-    stage = Stage(module, context.weights)
-    for row in improve(prepared.top, stage, prepared.samples, options):
+    first = output_decibels(prepared.top, Stage(module, before), judged)
+    last = output_decibels(prepared.top, stage, judged)
+    better = last >= first
+    context.decide(
+        "network",
+        "improve",
+        better,
+        f"outputs {first:.2f} -> {last:.2f} dB on {len(judged)} samples kept out of the fit"
+        + ("" if better else ": nearest codes and plain biases are kept"),
+    )
+    if not better:
+        for name in before:
+            context.weights.set(name, before.get(name))
+        return
+    for row in rows:
         changed = row.codes > 0 or row.channels > 0
         context.decide(
             row.layer,
@@ -214,6 +245,33 @@ def improve_codes(
             before=row.before,
             after=row.after,
         )
+
+
+def output_decibels(top: Stage, quant: Stage, samples: Sequence[Sample]) -> float:
+    """Return the outputs' signal-to-noise ratio in dB, averaged over the outputs.
+
+    By the fast executor: for decisions, not for reports.
+    """
+    from tilewright.quant.fast import FastSession
+    from tilewright.runtime.float_executor import TopSession
+
+    real = TopSession(top.module, top.weights)
+    fast = FastSession(quant.module, quant.weights)
+    signal: dict[str, float] = {}
+    noise: dict[str, float] = {}
+    for sample in samples:
+        wanted, got = real.run(sample), fast.run(sample)
+        for name, array in wanted.items():
+            exact = array.astype(np.float64)
+            error = got[name].astype(np.float64) - exact
+            signal[name] = signal.get(name, 0.0) + float(np.square(exact).sum())
+            noise[name] = noise.get(name, 0.0) + float(np.square(error).sum())
+    # An output without a signal, or without noise, says nothing; both bounds are beyond any codes.
+    levels = [
+        10 * math.log10(signal[name] / noise[name]) if noise[name] and signal[name] else BEST_DB
+        for name in signal
+    ]
+    return min(sum(levels) / len(levels), BEST_DB) if levels else BEST_DB
 
 
 def _decibel(share: float) -> str:
