@@ -29,6 +29,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top", type=int, default=3, metavar="K", help="show the K largest values")
 
 
+CODES = ("int8", "uint8", "int16", "uint16")
+"""Types of inputs that are codes of a quantised model."""
+
+
 def random_inputs(package: Package, seed: int) -> dict[str, Any]:
     """Return seeded normal inputs for a package, in the range it was calibrated for."""
     import numpy as np
@@ -50,6 +54,10 @@ def random_inputs(package: Package, seed: int) -> dict[str, Any]:
             values[port.name] = noise * np.float32(reach.get(port.name, 1.0))
         elif port.dtype == "bool":
             values[port.name] = random.integers(0, 2, port.shape).astype(np.bool_)
+        elif port.dtype in CODES:
+            limits = np.iinfo(port.dtype)
+            codes = random.integers(limits.min, limits.max, port.shape, endpoint=True)
+            values[port.name] = codes.astype(port.dtype)
         else:
             values[port.name] = random.integers(0, 2, port.shape).astype(port.dtype)
     return values
@@ -117,6 +125,10 @@ def _typed(array: np.ndarray[Any, Any], dtype: str) -> np.ndarray[Any, Any]:
 
     if dtype == "float32" and array.dtype.kind in "iub":
         return array.astype(np.float32)
+    if dtype in CODES and array.dtype.kind == "f":
+        # A picture, as its preprocessing gives it.
+        limits = np.iinfo(dtype)
+        return np.clip(np.rint(array), limits.min, limits.max).astype(dtype)
     return array
 
 

@@ -62,24 +62,31 @@ def quantize(
     from tilewright.quant import prepare
     from tilewright.quant.graph import main_function
     from tilewright.quant.options import QuantOptions
+    from tilewright.quant.table import CalibrationTable
     from tilewright.runtime.preprocess import load_samples, parse_preprocess
+    from tilewright.transforms.quant.given import brings_scales
 
     _require(module, "top", "--quantize")
-    if options.data is None:
+    if options.data is None and not brings_scales(module):
         raise TilewrightError(
             "E0301",
             "int8 needs calibration data",
             hint="give `--calibration-data FOLDER` (pictures, .npy or .npz)",
         )
     shapes = {name: shape for name, shape, _ in signature(module, context)}
-    samples = load_samples(
-        options.data, shapes, parse_preprocess(options.preprocess), options.samples
-    )
     run_phases(module, context, ["layout"], hooks)
     asked = QuantOptions(
         level=options.level, method=options.method, samples=options.samples
     ).resolved()
     top = Stage(module.clone(), context.weights.copy())
+    if options.data is None:
+        # A quantised model says itself what its codes mean.
+        prepared = prepare.Prepared(CalibrationTable({}, "given"), [], top)
+        prepare.quantise(module, context, prepared, asked, hooks)
+        return
+    samples = load_samples(
+        options.data, shapes, parse_preprocess(options.preprocess), options.samples
+    )
     prepared = prepare.observe_samples(top, context, samples, asked)
     if prepared.top is not top:
         main, conditioned = (main_function(m) for m in (module, prepared.top.module.clone()))
