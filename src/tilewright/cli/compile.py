@@ -233,6 +233,11 @@ def add_quant_options(parser: argparse.ArgumentParser) -> None:
     ):
         group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=what)
     group.add_argument(
+        "--float-layers", metavar="NAMES",
+        help="elementwise layers that stay in float on the host, by comma, or `none` (default: "
+        "those whose codes alone would cost the outputs too much)",
+    )  # fmt: skip
+    group.add_argument(
         "--smooth-quant", type=float, metavar="SHARE",
         help="move this share (0..1) of outlying channels into the weights of linear layers",
     )  # fmt: skip
@@ -257,6 +262,13 @@ def parse_layer_bits(text: str | None) -> dict[str, int]:
             )
         found[name.strip()] = int(bits)
     return found
+
+
+def parse_float_layers(text: str | None) -> tuple[str, ...] | None:
+    """Read `--float-layers`: names by comma; nothing for `none`; None if it was not given."""
+    if text is None or text.strip() == "none":
+        return None if text is None else ()
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 def quant_options(options: argparse.Namespace) -> QuantOptions:
@@ -284,6 +296,7 @@ def quant_options(options: argparse.Namespace) -> QuantOptions:
         equalise=options.equalize,
         smooth=options.smooth_quant,
         clip_weights=options.clip_weights,
+        float_layers=parse_float_layers(options.float_layers),
     )
     made.resolved()
     return made
@@ -429,7 +442,7 @@ def run(options: argparse.Namespace) -> int:
             from tilewright.diagnose import hold
 
             accuracy = hold(made, options.model, asked, gate, progress)
-            made.package.content.options["accuracy"] = accuracy.to_json()
+            made.package.content.options.update(accuracy.record())
         size = made.package.save(output)
         if options.save_calibration and made.compiled:
             made.compiled.table.save(options.save_calibration)
