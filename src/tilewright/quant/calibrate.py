@@ -341,14 +341,16 @@ class _Observation:
             ends = None
             if name in graph.axes and array.size:
                 ends = _take_channels(part, name, array, graph.axes[name])
-            if ends is None or not (math.isfinite(ends[0]) and math.isfinite(ends[1])):
-                if array.size and not (
-                    math.isfinite(float(array.min())) and math.isfinite(float(array.max()))
-                ):
+            if array.size and (ends is None or not _finite(ends)):
+                ends = float(array.min()), float(array.max())
+                if not _finite(ends):
                     raise _not_finite(name, array, index, name in self.shapes)
-                ends = None
             if name not in graph.same:
                 part.observer(name).update(array, ends, index)
+
+
+def _finite(ends: tuple[float, float]) -> bool:
+    return math.isfinite(ends[0]) and math.isfinite(ends[1])
 
 
 def _not_finite(name: str, array: Array, index: int, is_input: bool) -> TilewrightError:
