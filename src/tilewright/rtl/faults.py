@@ -46,4 +46,6 @@ FAULTS: tuple[Fault, ...] = (
     Fault(19, "semaphore_lost", "tw_sem", "Of two engines that signal in one cycle the second's "
           "signals are lost."),
     Fault(20, "queue_slot", "tw_queue", "The MAC queue's last slot is never written."),
+    Fault(21, "row_tail", "tw_vec", "Lanes beyond the end of a row take part in its sums."),
+    Fault(22, "root_odd", "tw_vec", "A root is drawn of an odd number of bits as of an even one."),
 )  # fmt: skip

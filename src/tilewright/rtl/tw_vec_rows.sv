@@ -9,6 +9,7 @@ module tw_vec_rows
 ) (
     input  logic                    clk,
     input  logic                    rst,
+    input  logic [7:0]              fault,
     input  logic                    start,        // the cycle of the pop
     input  logic [511:0]            head,
     input  logic                    take,         // a chunk's codes are there
@@ -28,6 +29,9 @@ module tw_vec_rows
   localparam int unsigned TOTAL_BITS = 30;  // 2^14 elements of 16 bits
   localparam int unsigned SPREAD_BITS = 51;
   localparam logic [3:0] LAST_STEP = 4'd15;
+
+  wire f_row_tail = FAULTS_BUILT && fault == FAULT_ROW_TAIL;
+  wire f_root_odd = FAULTS_BUILT && fault == FAULT_ROOT_ODD;
 
   /* verilator lint_off UNUSEDSIGNAL */
   vec_softmax_t    of_softmax;
@@ -67,7 +71,7 @@ module tw_vec_rows
       automatic logic [15:0] addend;
       addend = 16'(signed'(codes[i])) * 16'(signed'(codes[i]));
       if (is_softmax_q) addend = powers[i];
-      if (CHUNK_BITS'(i) < elements) begin
+      if (CHUNK_BITS'(i) < elements || f_row_tail) begin
         if (signed'(codes[i]) > signed'(chunk_peak)) chunk_peak = codes[i];
         chunk_total = chunk_total + TOTAL_BITS'(addend);
         chunk_sum = chunk_sum + 22'(signed'(codes[i]));
@@ -100,7 +104,7 @@ module tw_vec_rows
   always_comb begin
     bits = '0;
     for (int unsigned i = 0; i < SPREAD_BITS; i++) if (value_q[i]) bits = 6'(i + 1);
-    if (!is_softmax_q) bits[5:0] = bits + 6'(bits[0]);
+    if (!is_softmax_q && !f_root_odd) bits = bits + 6'(bits[0]);
   end
   wire [31:0] scaled = 32'({value_q, 32'd0} >> bits);
 

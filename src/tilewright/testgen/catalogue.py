@@ -15,12 +15,13 @@ from functools import cached_property
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.rtl.faults import FAULTS, Fault
 from tilewright.spec.hardware import Hardware, load_target
-from tilewright.testgen.programs import PRIME_K, PROFILES, SATURATION, Case, generate
+from tilewright.testgen.programs import PRIME_K, PROFILES, ROWS, SATURATION, Case, generate
 from tilewright.testgen.run import OF_THE_CHIP, Expected, Finding, expect, run_rtl
 
 SUITE: tuple[tuple[str, str, range], ...] = (
     *(("tiny8", profile, range(1, 7)) for profile in PROFILES if profile != "address"),
     ("tiny8", PRIME_K, range(1, 7)),
+    ("tiny8", ROWS, range(1, 7)),
     ("tiny8_a40", "address", range(1, 9)),
     ("tiny8", SATURATION, range(1, 2)),
     ("tiny8_wrap", SATURATION, range(1, 2)),

@@ -21,14 +21,22 @@ def _shape(b: Builder, longest: int) -> Fields:
         s1, s2 = make((n1, n2), n0, room)
         f |= {f"{name}_s1": s1, f"{name}_s2": s2}
         size = n0 + (n1 - 1) * s1 + (n2 - 1) * s2
-        f |= b.address(name, b.sram(size, read=name == "src"))
+        fresh = name == "src" and pick.chance(0.6)
+        f |= b.address(name, _data(b, size) if fresh else b.sram(size, read=name == "src"))
     if pick.chance(0.2):  # in place
         for suffix in ("", "_r", "_s1", "_s2"):
             f[f"src{suffix}"] = f[f"dst{suffix}"]
-    f |= patterns.clamp(b)
-    if pick.chance(0.4):
-        f |= {"zp": -128, "lo": -128, "hi": 127}
-    return f
+    # Limits and zero points far away leave nothing of what was computed.
+    return f | (patterns.clamp(b) if pick.chance(0.2) else {"zp": pick.of(0, -128, 5, -77)})
+
+
+def _data(b: Builder, size: int) -> int:
+    """Load bytes that differ from each other; return where they lie."""
+    place = patterns.fetch_blob(b, b.ddr(size, low=True), size)
+    if place is None:
+        return b.sram(size, read=True)
+    b.written(place, size)
+    return place
 
 
 def _unused(b: Builder, name: str, f: Fields) -> None:
@@ -56,9 +64,11 @@ def softmax(b: Builder) -> bool:
             del b.program[mark:]
             return False
     b.v_written[v : v + registers] = True
+    loaded = len(b.program)
     for _ in range(patterns.TRIES):
+        del b.program[loaded:]
         f = _shape(b, 40 * hw.vector_lanes)
-        f |= {"v_table": v, "shift": pick.of(0, 7, 8, 15, pick.between(0, 15))}
+        f |= {"v_table": v, "shift": pick.of(6, 7, 7, 7, 8, 0, 15, pick.between(0, 15))}
         f["multiplier"] = pick.of(1 << 14, (1 << 15) - 1, pick.between(1 << 14, (1 << 15) - 1))
         _unused(b, "vec_softmax", f)
         if patterns.result(b, "vec_softmax", f):
@@ -72,12 +82,17 @@ def layer_norm(b: Builder) -> bool:
     pick, hw = b.pick, b.hardware
     if not hw.vector_rows:
         return False
+    mark = len(b.program)
     for _ in range(patterns.TRIES):
+        del b.program[mark:]
         f = _shape(b, 24 * hw.vector_lanes)
-        f |= b.address("params", b.sram(row_parameter_bytes(hw, f["n0"]), read=True))
-        f["epsilon"] = pick.of(1, 2, 3, 1 << 50, 1 << pick.between(0, 50), pick.between(1, 9999))
-        f["shift"] = pick.of(31, 31, 30, 24, 12, 1, 0, pick.between(0, 31))
+        size = row_parameter_bytes(hw, f["n0"])
+        f |= b.address("params", _data(b, size) if pick.chance(0.7) else b.sram(size, read=True))
+        f["epsilon"] = pick.of(1, 2, 3, pick.between(1, 9999), 1 << pick.between(0, 50), 1 << 50)
+        # Parameters of any bits give codes within the limits with shifts of about 24.
+        f["shift"] = pick.of(*range(22, 28), *range(22, 28), 31, 12, 1, 0, pick.between(0, 31))
         _unused(b, "vec_layer_norm", f)
         if patterns.result(b, "vec_layer_norm", f):
             return True
+    del b.program[mark:]
     return False
