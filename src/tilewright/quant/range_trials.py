@@ -12,7 +12,7 @@ numbers is too much a matter of chance to choose by. Each counts by how many ele
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,8 +38,22 @@ Sample = Mapping[str, Array]
 TRIAL_SAMPLES = 16
 """Samples that `ValueTrials` runs at most."""
 
+LEAST_SAMPLES = 4
+"""With fewer samples `ValueTrials` would choose by chance."""
+
+TRIAL_WORK = 1e12
+"""What `ValueTrials` may cost, in multiply-accumulations and `ELEMENT_WORK` for each element; about
+6 s of one core's time."""
+
+ELEMENT_WORK = 20
+"""Time that an element of a value takes by itself, in multiply-accumulations."""
+
 NETWORK_SAMPLES = 32
 """Samples that `NetworkTrials` runs at most."""
+
+NETWORK_BYTES = 2**30
+"""Float values that `NetworkTrials` runs through, one sample after the other: fewer samples of a
+large network."""
 
 FEW = 64
 """Elements below which the error of an output is a matter of chance."""
@@ -123,6 +137,56 @@ def spread(samples: Sequence[Sample], count: int) -> list[Sample]:
     return [samples[index] for index in picks]
 
 
+def trial_samples(module: ModuleOp, names: Collection[str], rules: int) -> int:
+    """Return how many samples `ValueTrials` can run in `TRIAL_WORK` and `TRIAL_BYTES`.
+
+    Args:
+        module: the float graph.
+        names: values to be tried.
+        rules: scales of each.
+    """
+    from tilewright.dialects.quant import shape_of
+    from tilewright.quant.graph import main_function
+
+    known = _names_of(module)
+    behind: dict[SSAValue, int] = {}
+    work: list[float] = []
+    size = 0
+    # From the end: the operations behind a value are its readers and those behind their results.
+    for op in reversed(list(main_function(module).body.block.ops)):
+        if op.name in ("top.weight", "top.none", "func.return"):
+            continue
+        elements = sum(math.prod(shape_of(result)) for result in op.results)
+        size += 4 * elements
+        reached = 1 << len(work)
+        for result in op.results:
+            reached |= behind.get(result, 0)
+        work.append(elements * (ELEMENT_WORK + _products(op)))
+        for operand in op.operands:
+            behind[operand] = behind.get(operand, 0) | reached
+    total = sum(
+        sum(cost for index, cost in enumerate(work) if mask >> index & 1)
+        for value, mask in behind.items()
+        if known.get(value) in names
+    )
+    return min(
+        TRIAL_SAMPLES,
+        int(TRIAL_WORK / max(total * rules, 1.0)),
+        TRIAL_BYTES // max(size, 1),
+    )
+
+
+def _products(op: Operation) -> int:
+    """Return how many products an element of the result of `op` sums."""
+    from tilewright.dialects.quant import shape_of
+
+    if op.name == "top.conv":
+        return math.prod(shape_of(op.operands[1])[1:])
+    if op.name in ("top.linear", "top.matmul"):
+        return shape_of(op.operands[0])[-1]
+    return 0
+
+
 @dataclass
 class _Part:
     """The nodes behind a value, and what they read and give."""
@@ -136,21 +200,20 @@ class _Part:
 class ValueTrials:
     """A float graph in which one value at a time is quantised."""
 
-    def __init__(self, stage: Stage, samples: Sequence[Sample]) -> None:
+    def __init__(self, stage: Stage, samples: Sequence[Sample], count: int = 16) -> None:
         """Run the samples and keep every float value.
 
         Args:
             stage: a float `top` module and its constants.
             samples: inputs of exactly the module's shapes, one at least.
+            count: at most so many of them are run.
         """
         from tilewright.runtime.float_executor import TopSession
 
         session = TopSession(stage.module, stage.weights, threads=1)
         self._model = session._model  # pyright: ignore[reportPrivateUsage]
-        first = session.run_values(samples[0])
-        size = sum(array.nbytes for array in first.values())
-        count = min(TRIAL_SAMPLES, max(1, TRIAL_BYTES // max(size, 1)))
         self.values = [session.run_values(sample) for sample in spread(samples, count)]
+        first = self.values[0]
         """Every value of each sample, by name."""
         self._wires = self._model.values
         self._names = {wire: name for name, wire in self._wires.items()}
@@ -291,8 +354,11 @@ class NetworkTrials:
 
         self._stage = stage
         self._target = context.target
-        self._samples = spread(samples, NETWORK_SAMPLES)
         session = TopSession(stage.module, stage.weights, threads=1)
+        size = 4 * _elements(stage.module)
+        self._samples = spread(
+            samples, max(LEAST_SAMPLES, min(NETWORK_SAMPLES, NETWORK_BYTES // max(size, 1)))
+        )
         names = _names_of(stage.module)
         self._outputs = session.outputs
         self._saturating = _known(saturating_operands(stage.module), names)
@@ -383,6 +449,13 @@ def _names_of(module: ModuleOp) -> dict[SSAValue, str]:
         op for op in main.body.block.ops if op.name not in ("top.weight", "top.none")
     ]
     return value_names(ops, dict(zip(main.body.block.args, argument_names(main), strict=True)))
+
+
+def _elements(module: ModuleOp) -> int:
+    """Return the elements of all values."""
+    from tilewright.dialects.quant import shape_of
+
+    return sum(math.prod(shape_of(value)) for value in _names_of(module))
 
 
 def _known(values: list[SSAValue], names: Mapping[SSAValue, str]) -> list[str]:

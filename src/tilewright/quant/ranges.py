@@ -23,7 +23,12 @@ import numpy.typing as npt
 
 from tilewright.quant.calibrate import Statistics, require_method
 from tilewright.quant.observers import METHODS, choose
-from tilewright.quant.range_trials import NetworkTrials, ValueTrials
+from tilewright.quant.range_trials import (
+    LEAST_SAMPLES,
+    NetworkTrials,
+    ValueTrials,
+    trial_samples,
+)
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -183,8 +188,10 @@ class _Search:
         best, rule = self._whole_network(plain)
         candidates = [rule, *(other for other in RULES if other != rule)]
         rules = self._rules(candidates, plain.table.activations)
-        found = self.tried(self.statistics.table(rule, rules), plain.table.activations)
         changed = sum(other != rule for other in rules.values())
+        if not changed:
+            return best.table
+        found = self.tried(self.statistics.table(rule, rules), plain.table.activations)
         loss = found.loss(best)
         # What is better for each by itself need not be so for all together.
         self.context.decide(
@@ -208,6 +215,12 @@ class _Search:
         what = f"{len(back)} values take their largest magnitude instead"
         if mixed.loss(plain) > MARGIN:
             mixed, what = plain, "all values take their largest magnitude instead"
+        if not back:
+            seen = asked.table.maxima()
+            share = {
+                name: t / seen[name] for name, t in asked.table.thresholds.items() if seen[name]
+            }
+            back = sorted(share, key=lambda name: share[name])[:3]
         layers = ", ".join(f"`{name}`" for name in back[:8]) + (", ..." if len(back) > 8 else "")
         warning = (
             f"the ranges of calibration method {method} are {loss:.1f} dB noisier at the output "
@@ -223,12 +236,19 @@ class _Search:
     def _rules(self, candidates: Sequence[str], activations: str) -> dict[str, str]:
         """Return the best rule for every value, by the error that it alone makes at the output.
 
-        A value whose rules give the same scale takes the first of them.
+        A value whose rules give the same scale takes the first of them. Nothing is returned where
+        the search would take too long.
         """
-        trials = ValueTrials(self.front, self.samples)
+        names = [name for name in _own_ranges(self.front) if name in self.statistics.observers]
+        count = trial_samples(self.front.module, set(names), len(candidates))
+        if count < min(LEAST_SAMPLES, len(self.samples)):
+            self.context.decide(
+                "", STAGE, False, "single values are not tried: it would take long for this model"
+            )
+            return {}
+        trials = ValueTrials(self.front, self.samples, count)
         signed = _symmetric_values(self.front.module) if activations == "asymmetric" else None
         rules: dict[str, str] = {}
-        names = [name for name in _own_ranges(self.front) if name in self.statistics.observers]
         for index, name in enumerate(names):
             rules[name] = candidates[0]
             options = self._scales(name, candidates, signed is not None and name not in signed)
