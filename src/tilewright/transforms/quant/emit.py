@@ -421,7 +421,7 @@ class Emitter:
             name = constant_name(op.operands[1])
             operands, extra = self._channels(op, op.operands[0], matrix, name)
             return self.append(quant.LinearOp.make(operands, self.result(op), **extra))
-        a, b = self.operand(op, 0), self.operand(op, 1)
+        a, b = emit_given.factors(self, op)
         target = self.result(op).element_type
         layer, depth = layer_of(op), shape_of(a)[-1]
         # Both operands are codes, so a product reaches 128 * 128.
@@ -453,7 +453,7 @@ class Emitter:
 
     def wide_matmul(self, op: Operation) -> SSAValue:
         """A product of two activations whose int32 sums leave the chip; returns them as floats."""
-        a, b = self.operand(op, 0), self.operand(op, 1)
+        a, b = emit_given.factors(self, op)
         layer = layer_of(op)
         # Both operands are codes, so a product reaches 128 * 128: the proof that sums fit.
         pool_parameters(layer, 1.0, shape_of(a)[-1] * 128, 0, 0, "half_up")

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import IntegerAttr, StringAttr, TensorType, i64
 from xdsl.ir import Operation, SSAValue
 
-from tilewright.dialects import quant
+from tilewright.dialects import quant, top
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.quant.graph import layer_of
 from tilewright.transforms.quant.classify import constant_name, is_constant
-from tilewright.transforms.quant.given import exact_table, rounding_warning
+from tilewright.transforms.quant.given import exact_table, rounding_warning, split_tables
 from tilewright.transforms.quant.scales import EdgeScale, given_scale
 
 if TYPE_CHECKING:
@@ -48,6 +48,60 @@ def restep(emitter: Emitter, codes: SSAValue, target: UniformType, layer: str) -
     name = emitter.unique(f"{layer}/requantize")
     kind = TensorType(target, shape_of(codes))
     return emitter.append(quant.LutOp.make([codes], kind, table=stored, function="clip", name=name))
+
+
+def factors(emitter: Emitter, op: Operation) -> tuple[SSAValue, SSAValue]:
+    """Return the operands of a product of two activations, as codes of zero point 0.
+
+    Codes with a zero point, `a - za` in -255..255, are a sum of parts of 8 bits, each a table of
+    the code. Parts lie side by side along the summed axis, every part of one operand beside every
+    part of the other: one exact sum, one rounding::
+
+        (a1 + a2) . (b1 + b2) = [a1 a1 a2 a2] . [b1 b2 b1 b2]
+    """
+    left = _parts(emitter, op, 0)
+    right = _parts(emitter, op, 1)
+    if len(left) == len(right) == 1:
+        return left[0], right[0]
+    pairs = [(a, b) for a in left for b in right]
+    rank = len(shape_of(left[0]))
+    a = _beside(emitter, f"{layer_of(op)}/a", [pair[0] for pair in pairs], rank - 1)
+    rank = len(shape_of(right[0]))
+    b = _beside(emitter, f"{layer_of(op)}/b", [pair[1] for pair in pairs], rank - 2)
+    return a, b
+
+
+def _parts(emitter: Emitter, op: Operation, index: int) -> list[SSAValue]:
+    codes = emitter.operand(op, index)
+    kind = quantised(codes)
+    if kind.zero == 0:
+        return [codes]
+    layer = f"{layer_of(op)}/{'ab'[index]}"
+    found: list[SSAValue] = []
+    for table in split_tables(kind.zero):
+        name = emitter.unique(f"{layer}{len(found)}")
+        stored = emitter.weights.add(f"{name}.table", table)
+        result = TensorType(UniformType.of(kind.step), shape_of(codes))
+        found.append(
+            emitter.append(
+                quant.LutOp.make([codes], result, table=stored, function="clip", name=name)
+            )
+        )
+    return found
+
+
+def _beside(emitter: Emitter, name: str, parts: list[SSAValue], axis: int) -> SSAValue:
+    shape = list(shape_of(parts[0]))
+    shape[axis] *= len(parts)
+    op = top.ConcatOp.create(
+        operands=parts,
+        result_types=[TensorType(quantised(parts[0]), shape)],
+        attributes={
+            "name": StringAttr(emitter.unique(name)),
+            "axis": IntegerAttr(axis, i64),
+        },
+    )
+    return emitter.append(op)
 
 
 def constant_codes(emitter: Emitter, value: SSAValue) -> SSAValue | None:

@@ -132,12 +132,33 @@ class _Known:
     def _product(self, op: Operation) -> str | None:
         if op.name != "top.matmul" or any(map(is_constant, op.operands)):
             return None
-        if any((edge := self.edges.get(value)) and edge.zero for value in op.operands):
+        parts = [
+            len(split_tables(edge.zero)) if (edge := self.edges.get(value)) else 1
+            for value in op.operands
+        ]
+        if math.prod(parts) > MAX_PARTS:
             return (
-                "a product of two activations has no integer form when zero points are given "
-                "for them"
+                f"its operands have zero points: {parts[0]} x {parts[1]} products of 8 bits would "
+                "be summed"
             )
         return None
+
+
+MAX_PARTS = 6
+"""Products of 8 bits that one of two activations with zero points may be made of."""
+
+
+def split_tables(zero: int) -> list[npt.NDArray[np.int8]]:
+    """Return tables of 256 codes whose sum is `code - zero`, for codes -128..127; none for 0."""
+    rest = np.arange(-128, 128) - zero
+    if zero == 0:
+        return [rest.astype(np.int8)]
+    tables: list[npt.NDArray[np.int8]] = []
+    while rest.any():
+        part = np.clip(rest, -128, 127)
+        tables.append(part.astype(np.int8))
+        rest = rest - part
+    return tables
 
 
 def gives_sums(op: Operation, hosts: Mapping[Operation, str]) -> bool:
@@ -145,8 +166,6 @@ def gives_sums(op: Operation, hosts: Mapping[Operation, str]) -> bool:
     if op.name not in ("top.linear", "top.matmul") or given_scale(op) is not None:
         return False
     if "clamp_min" in op.attributes or "clamp_max" in op.attributes:
-        return False
-    if not is_constant(op.operands[1]):
         return False
     return all(
         use.operation in hosts or isinstance(use.operation, ReturnOp) for use in op.results[0].uses
