@@ -37,6 +37,8 @@ from tilewright.runtime.preprocess import (
 )
 
 if TYPE_CHECKING:
+    from xdsl.dialects.builtin import ModuleOp
+
     from tilewright.api import Build, CompileOptions, Samples
     from tilewright.compiler import Progress
 
@@ -248,13 +250,15 @@ def model_against_float(
     path = resolve_model(model)[0]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    # As written on both sides: fusing and re-laying change the last bits.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         with runtime_errors("prepare"):
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
         stage = build.front.stage
-        ours = TopSession(stage.module, stage.weights)
+        ours = TopSession(stage.module, stage.weights, optimise=False)
         names = [item.name for item in session.get_outputs()]
         signal = noise = 0.0
         for sample in samples:
@@ -276,7 +280,12 @@ def model_against_float(
 def fusion_check(
     build: Build, model: Path | str, asked: CompileOptions, samples: list[dict[str, Array]]
 ) -> FusionCheck | None:
-    """Compare the optimised float graph with the graph as imported, layer by layer."""
+    """Compare the optimised float graph with the graph as imported, layer by layer.
+
+    Both are made again from the model's file, without the layout of the target: that moves elements
+    and is checked as part of the whole graph (`model_against_float`). None: the imported graph has
+    operations without a float meaning of their own.
+    """
     from tilewright.api import resolve_model
     from tilewright.frontends.onnx import import_onnx
     from tilewright.ir.io import new_context
@@ -287,18 +296,18 @@ def fusion_check(
     context = new_context(target=build.package.content.target)
     module = import_onnx(path, {**shapes, **asked.shapes}, context)
     run_phases(module, context, ["convert"])
-    stage = build.front.stage
+    imported, weights = module.clone(), context.weights.copy()
+    run_phases(module, context, ["optimise"])
+    worst, layer, compared = 0.0, "", 0
     try:
-        plain = TopSession(module, context.weights)
-        fused = TopSession(stage.module, stage.weights)
-        last = _stands_for(build, plain.values)
-        worst, layer, compared = 0.0, "", 0
+        plain, fused = TopSession(imported, weights), TopSession(module, context.weights)
+        last = _stands_for(module, plain.values)
         for sample in samples:
             wanted, got = plain.run_values(sample), fused.run_values(sample)
             compared = 0
             for name, twin in last.items():
-                value, other = got[name], _as_stored(wanted[twin], got[name].shape)
-                if other is None or value.dtype.kind != "f" or not value.size:
+                value, other = got[name], wanted[twin]
+                if other.shape != value.shape or value.dtype.kind != "f" or not value.size:
                     continue
                 compared += 1
                 largest = float(np.abs(other).max()) or 1.0
@@ -306,20 +315,19 @@ def fusion_check(
                 if apart > worst:
                     worst, layer = apart, name
     except TilewrightError:
-        # A node without a float meaning before optimisation: there is nothing to compare with.
         return None
     return FusionCheck(compared, worst, layer)
 
 
-def _stands_for(build: Build, order: list[str]) -> dict[str, str]:
-    """Return by fused layer the last of the imported layers it stands for."""
+def _stands_for(module: ModuleOp, order: list[str]) -> dict[str, str]:
+    """Return by layer of an optimised graph the last of the imported layers it stands for."""
     from xdsl.dialects.builtin import ArrayAttr, StringAttr
 
     from tilewright.quant.graph import layer_of, main_function
 
     place = {name: index for index, name in enumerate(order)}
     found: dict[str, str] = {}
-    for op in main_function(build.front.stage.module).body.block.ops:
+    for op in main_function(module).body.block.ops:
         if op.name in ("top.weight", "top.none", "func.return"):
             continue
         fused = op.attributes.get("fused")
@@ -330,18 +338,6 @@ def _stands_for(build: Build, order: list[str]) -> dict[str, str]:
         if known:
             found[layer_of(op)] = max(known, key=lambda name: place[name])
     return found
-
-
-def _as_stored(value: Array, shape: tuple[int, ...]) -> Array | None:
-    """Return an imported value in the layout of the optimised graph, or None if it has neither."""
-    if value.ndim == 4:
-        moved = value.transpose(0, 2, 3, 1)
-        # A shape that both layouts share does not tell which it is.
-        if moved.shape == value.shape and value.shape == shape and value.shape[1] > 1:
-            return None
-        if moved.shape == shape:
-            return moved
-    return value if value.shape == shape else None
 
 
 def preprocess_check(

@@ -340,6 +340,7 @@ def test_histograms_count_every_value_once() -> None:
 def test_what_can_hold_class_scores() -> None:
     assert holds_scores((1, 10))
     assert holds_scores((10,))
+    assert holds_scores((1, 10, 1, 1))
     assert not holds_scores((1, 1))
     assert not holds_scores((1, 4, 10))
     assert not holds_scores(())

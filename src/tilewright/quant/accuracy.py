@@ -97,6 +97,17 @@ class Accuracy:
             parts.append(f"top-1 {self.top1_quant:.1%}, float {self.top1_float:.1%}")
         return f"{', '.join(parts)}, over {self.samples} samples (measured)"
 
+    def record(self) -> dict[str, float | int | None]:
+        """Return what a package records among its options: plain numbers."""
+        found: dict[str, float | int | None] = {
+            "accuracy_samples": self.samples,
+            "accuracy_sqnr_db": _finite(self.sqnr_db),
+            "accuracy_agreement": self.agreement,
+        }
+        if self.labelled:
+            found |= {"accuracy_top1": self.top1_quant, "accuracy_float_top1": self.top1_float}
+        return found
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data; dB are None where there is no noise, which JSON cannot say."""
         return {

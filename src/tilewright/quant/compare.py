@@ -87,7 +87,7 @@ def top1_agreement(references: Iterable[Array], values: Iterable[Array]) -> floa
 
 def holds_scores(shape: tuple[int, ...]) -> bool:
     """Return whether an output of `shape` can be one picture's class scores: one axis of 2 up."""
-    return len(shape) >= 1 and shape[-1] >= 2 and math.prod(shape) == shape[-1]
+    return bool(shape) and max(shape) >= 2 and math.prod(shape) == max(shape)
 
 
 def _square(values: Array) -> float:
@@ -520,7 +520,7 @@ def compare(
         for name, error in outputs.items():
             error.update(wanted[name], got[name])
             if holds_scores(wanted[name].shape):
-                scores[name].append((wanted[name], got[name]))
+                scores[name].append((wanted[name].reshape(-1), got[name].reshape(-1)))
         count += 1
         if progress is not None:
             progress(count)
