@@ -41,6 +41,15 @@ TRIALS = ((0.1, 0.5), (0.3, 0.0))
 MORE_TRIALS = ((0.03, 0.0), (0.1, 0.5), (0.3, 1.0))
 """The same for 4-bit codes, which are worth more, and on the highest level."""
 
+OUTLIER = 6.0
+"""Times the usual squared error from which a position's error counts no more than that."""
+
+USUAL = 0.95
+"""Share of the positions, those of least error, whose mean squared error is the usual one."""
+
+SHOWN_CHANNELS = 64
+"""About so many output channels tell which positions are outliers."""
+
 HELD_OUT = 4
 """Every so many samples one takes no part in the fit, and judges it."""
 
@@ -194,7 +203,8 @@ class Change:
     weight: npt.NDArray[np.int8]
     bias: npt.NDArray[np.int32]
     before: float
-    """Error behind the clamp on held out samples as a share of the targets' variance."""
+    """Error behind the clamp on held out samples, outliers bounded, as a share of the targets'
+    variance."""
     after: float
     channels: int
     """Output channels that changed."""
@@ -340,34 +350,27 @@ class _Part:
         high: FloatArray,
     ) -> None:
         """Take the samples: the first `fitted` to fit to, the others to judge the fit."""
-        groups, depth, _, each = x.shape
-        self.fit = (
-            x[:, :, :fitted].reshape(groups, depth, fitted * each),
-            y[:, :, :fitted].reshape(groups, y.shape[1], fitted * each),
-        )
-        self.held = (
-            x[:, :, fitted:].reshape(groups, depth, -1),
-            np.clip(
-                y[:, :, fitted:].reshape(groups, y.shape[1], -1),
-                low[..., None].astype(np.float32),
-                high[..., None].astype(np.float32),
-            ),
-        )
+        groups, depth, samples, each = x.shape
+        self.x = x.reshape(groups, depth, samples * each)
+        self.y = y.reshape(groups, y.shape[1], samples * each)
+        self.samples, self.fitted, self.cut = samples, fitted, fitted * each
         self.low, self.high = (array[..., None].astype(np.float32) for array in (low, high))
-        # Of every sample by itself.
-        self.mean_x = x[:, :, :fitted].mean(axis=3, dtype=np.float64)
-        self.mean_y = y[:, :, :fitted].mean(axis=3, dtype=np.float64)
+        self.wanted = np.clip(self.y[:, :, self.cut :], self.low, self.high)
 
     def solve(
         self, codes: FloatArray, biases: FloatArray, real: FloatArray, plan: _Plan
     ) -> _Result:
         """Return the best of: what was, the same with a new bias, new codes with a new bias."""
+        weight = self.weights_of(codes, biases)
+        means = self.means_of(weight)
         best = (codes, biases)
         sums = self.products(codes)
-        before = least = self.judge(sums, biases)
+        held = weight[:, self.cut :]
+        before = least = self.judge(sums, biases, held)
         candidates = [(codes, sums)]
         if plan.trials:
-            moments = Moments.of(*self.fit)
+            fit = (self.x[:, :, : self.cut], self.y[:, :, : self.cut], weight[:, : self.cut])
+            moments = Moments.of(*fit)
             for damping, trust in plan.trials:
                 fitted = fit_codes(
                     codes,
@@ -379,40 +382,99 @@ class _Part:
                     sweeps=plan.sweeps,
                 )
                 candidates.append((fitted, self.products(fitted)))
-        start = biases + np.einsum("gok,gk->go", codes, self.mean_x.mean(axis=2))
         for fitted, sums in candidates:
-            bias = self.bias_of(
-                fitted, start - np.einsum("gok,gk->go", fitted, self.mean_x.mean(axis=2))
-            )
-            error = self.judge(sums, bias)
+            bias = means.bias_of(fitted, biases + means.change(codes, fitted))
+            error = self.judge(sums, bias, held)
             better = error < least
             least = np.where(better, error, least)
             best = (np.where(better[..., None], fitted, best[0]), np.where(better, bias, best[1]))
-        return _Result(best[0], best[1], before, least, self.held[1].var(axis=2, dtype=np.float64))
+        return _Result(best[0], best[1], before, least, self.spread(held))
+
+    def weights_of(self, codes: FloatArray, biases: FloatArray) -> npt.NDArray[np.float32]:
+        """Return how much each position counts, `[group, N]`, 0..1.
+
+        A few positions of a few samples may be wrong by orders of magnitude more than all others
+        (a range that clips on purpose what hardly ever occurs); fitted to, they would spoil the
+        rest. From `OUTLIER` times the usual squared error on, a position's counts no more.
+        """
+        step = max(1, codes.shape[1] // SHOWN_CHANNELS)
+        some = slice(None, None, step)
+        got = codes[:, some].astype(np.float32) @ self.x
+        got += biases[:, some, None].astype(np.float32)
+        low, high = self.low[:, some], self.high[:, some]
+        np.clip(got, low, high, out=got)
+        got -= np.clip(self.y[:, some], low, high)
+        energy = np.einsum("gon,gon->gn", got, got)
+        count = energy.shape[1]
+        lowest = np.partition(energy, max(0, int(count * USUAL) - 1), axis=1)
+        usual = lowest[:, : max(1, int(count * USUAL))].mean(axis=1, keepdims=True)
+        return np.minimum(1, OUTLIER * usual / np.maximum(energy, 1e-30)).astype(np.float32)
+
+    def means_of(self, weight: npt.NDArray[np.float32]) -> _Means:
+        """Return the weighted means of every sample that is fitted to."""
+        groups, count = weight.shape[0], self.fitted
+
+        def each(array: npt.NDArray[np.float32]) -> FloatArray:
+            part = array[..., : self.cut]
+            return part.reshape(groups, -1, count, part.shape[-1] // max(1, count)).sum(
+                axis=3, dtype=np.float64
+            )
+
+        share = np.maximum(each(weight[:, None]), 1e-12)
+        return _Means(
+            each(self.x * weight[:, None]) / share,
+            each(self.y * weight[:, None]) / share,
+            share / share.sum(axis=2, keepdims=True),
+        )
 
     def products(self, codes: FloatArray) -> npt.NDArray[np.float32]:
         """Return the sums without bias on the samples held out."""
-        return codes.astype(np.float32) @ self.held[0]
+        return codes.astype(np.float32) @ self.x[:, :, self.cut :]
 
-    def judge(self, sums: npt.NDArray[np.float32], biases: FloatArray) -> FloatArray:
-        """Return the mean squared error behind the clamp on the samples held out."""
+    def judge(
+        self, sums: npt.NDArray[np.float32], biases: FloatArray, weight: npt.NDArray[np.float32]
+    ) -> FloatArray:
+        """Return the weighted mean squared error behind the clamp on the samples held out."""
         got = sums + biases[..., None].astype(np.float32)
         np.clip(got, self.low, self.high, out=got)
-        got -= self.held[1]
-        return np.einsum("gon,gon->go", got, got, dtype=np.float64) / max(1, got.shape[2])
+        got -= self.wanted
+        total = np.maximum(weight.sum(axis=1, dtype=np.float64), 1e-12)
+        return np.einsum("gon,gon,gn->go", got, got, weight) / total[:, None]
+
+    def spread(self, weight: npt.NDArray[np.float32]) -> FloatArray:
+        """Return the weighted variance of the targets behind the clamp."""
+        total = np.maximum(weight.sum(axis=1, dtype=np.float64), 1e-12)[:, None]
+        mean = np.einsum("gon,gn->go", self.wanted, weight) / total
+        square = np.einsum("gon,gon,gn->go", self.wanted, self.wanted, weight) / total
+        return np.maximum(square - mean**2, 0)
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Weighted means of single samples."""
+
+    x: FloatArray
+    """`[group, K, sample]`"""
+    y: FloatArray
+    """`[group, O, sample]`"""
+    share: FloatArray
+    """`[group, 1, sample]`: how much each sample counts, in all 1."""
+
+    def change(self, old: FloatArray, new: FloatArray) -> FloatArray:
+        """Return what the bias takes over when codes change."""
+        return np.einsum("gok,gk->go", old - new, (self.x * self.share).sum(axis=2))
 
     def bias_of(self, codes: FloatArray, biases: FloatArray) -> FloatArray:
         """Return `biases` and the mean error that is left, as far as the samples agree on it.
 
-        With `e` the mean over samples and `v` its variance (that of the samples' own means over
-        their number), `e^2 / (e^2 + v)` of it is taken.
+        With `e` the mean over samples and `v` its variance (from how the samples' own means
+        differ), `e^2 / (e^2 + v)` of it is taken.
         """
-        apart = self.mean_y - codes @ self.mean_x - biases[..., None]
-        count = apart.shape[2]
-        if count < 2:
+        apart = self.y - codes @ self.x - biases[..., None]
+        if apart.shape[2] < 2:
             return biases
-        mean = apart.mean(axis=2)
-        doubt = apart.var(axis=2, ddof=1) / count
+        mean = (apart * self.share).sum(axis=2)
+        doubt = ((apart - mean[..., None]) ** 2 * self.share**2).sum(axis=2)
         return biases + mean * mean**2 / np.maximum(mean**2 + doubt, 1e-30)
 
 

@@ -46,17 +46,29 @@ class Moments:
     """`[group, O]`: variance of the targets."""
 
     @staticmethod
-    def of(x: npt.NDArray[np.float32], y: npt.NDArray[np.float32]) -> Moments:
-        """Return the moments of `x[group, K, N]` and `y[group, O, N]`."""
-        count = x.shape[2]
-        mean_x = x.mean(axis=2, dtype=np.float64)
-        mean_y = y.mean(axis=2, dtype=np.float64)
-        turned = x.transpose(0, 2, 1)
+    def of(
+        x: npt.NDArray[np.float32],
+        y: npt.NDArray[np.float32],
+        weight: npt.NDArray[np.float32] | None = None,
+    ) -> Moments:
+        """Return the moments of `x[group, K, N]` and `y[group, O, N]`.
+
+        With `weight[group, N]` (0..1) they are weighted means.
+        """
+        if weight is None:
+            weight = np.ones((x.shape[0], x.shape[2]), np.float32)
+        total = np.maximum(weight.sum(axis=1, dtype=np.float64), 1e-12)
+        turned = (x * weight[:, None]).transpose(0, 2, 1)
+        column = weight[..., None]
+        mean_x = (x @ column)[..., 0].astype(np.float64) / total[:, None]
+        mean_y = (y @ column)[..., 0].astype(np.float64) / total[:, None]
         # Means are taken off afterwards: a code's mean is of the size of its deviation.
-        xx = (x @ turned).astype(np.float64) / count - mean_x[:, :, None] * mean_x[:, None]
-        yx = (y @ turned).astype(np.float64) / count - mean_y[:, :, None] * mean_x[:, None]
-        yy = np.einsum("gon,gon->go", y, y, dtype=np.float64) / count - mean_y**2
-        return Moments(count, mean_x, mean_y, xx, yx, np.maximum(yy, 0))
+        scale = total[:, None, None]
+        xx = (x @ turned).astype(np.float64) / scale - mean_x[:, :, None] * mean_x[:, None]
+        xx = (xx + xx.transpose(0, 2, 1)) / 2
+        yx = (y @ turned).astype(np.float64) / scale - mean_y[:, :, None] * mean_x[:, None]
+        yy = np.einsum("gon,gon,gn->go", y, y, weight, dtype=np.float64) / total[:, None]
+        return Moments(x.shape[2], mean_x, mean_y, xx, yx, np.maximum(yy - mean_y**2, 0))
 
 
 def errors(codes: FloatArray, bias: FloatArray, moments: Moments) -> FloatArray:
