@@ -73,7 +73,7 @@ def assert_same(proto: ModelProto, feed: dict[str, Array] | None = None, apart: 
 # What the chip computes, code by code.
 
 
-@pytest.mark.parametrize("opset", [10, 13, 19, 21, 23])
+@pytest.mark.parametrize("opset", [10, 13, 19, 21, 23, 25])
 def test_every_opset(opset: int) -> None:
     built = assert_same(product(opset=opset))
     assert built.program.tpu_steps

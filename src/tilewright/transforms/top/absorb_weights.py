@@ -198,7 +198,7 @@ def _exact_reason(op: top.TopOp, steps: Array, scales: Array, bias: Codes | None
     grouped = isinstance(op, top.ConvOp) and op.attrs.integer("group") != 1
     if grouped and (steps.min() < LEAST or steps.max() > MOST):
         return "the codes of its weights, zero point taken off, exceed 8 bits"
-    rows = np.abs(steps).reshape(steps.shape[0], -1).sum(axis=1) * 128
+    rows = np.abs(steps).reshape(steps.shape[0], -1).sum(axis=1, dtype=np.int64) * 128
     if bias is not None:
         rows = rows + np.abs(bias.steps).reshape(-1)
     if (rows >= ROOM).any():

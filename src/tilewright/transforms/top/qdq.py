@@ -103,9 +103,10 @@ class Codes:
     zero: Array
 
     @property
-    def steps(self) -> npt.NDArray[np.int64]:
+    def steps(self) -> npt.NDArray[np.signedinteger[Any]]:
         """Codes minus zero points: the real value in units of the scale."""
-        return self.codes.astype(np.int64) - self.zero.astype(np.int64)
+        wide = np.int16 if self.codes.dtype.itemsize == 1 else np.int64
+        return self.codes.astype(wide) - self.zero.astype(wide)
 
     @property
     def real(self) -> npt.NDArray[np.float32]:
