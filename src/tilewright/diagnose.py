@@ -22,6 +22,7 @@ from tilewright.quant.advice import (
     Step,
     float_step,
     fusion_step,
+    is_bad,
     layer_step,
     preprocess_step,
     scale_step,
@@ -172,6 +173,7 @@ def hold(
         source if isinstance(source, Path) else None,
         gate.labels,
         accuracy=accuracy,
+        refused=True,
     )
     raise too_large(broken, [line for step in steps for line in step.lines(96)])
 
@@ -197,6 +199,7 @@ def advise(
     source: Path | None,
     labels: Path | None = None,
     accuracy: Accuracy | None = None,
+    refused: bool = False,
 ) -> list[Step]:
     """Return the five steps of the advice for a build.
 
@@ -209,6 +212,7 @@ def advise(
         source: files of samples; None: there are none.
         labels: classes of pictures (CSV).
         accuracy: what was measured.
+        refused: a limit is not kept, however good the outputs are.
 
     Raises:
         TilewrightError: a picture or the labels cannot be read.
@@ -224,8 +228,8 @@ def advise(
     tried, reason = preprocess_check(build, source, labels)
     return [
         float_step(against, why_not, accuracy),
-        layer_step(comparison),
-        scale_step(findings),
+        layer_step(comparison, refused),
+        scale_step(findings, refused or is_bad(comparison)),
         fusion_step(
             compiled.stages["top"].module,
             compiled.stages["quant"].module,

@@ -191,6 +191,32 @@ def test_an_outlier_channel_is_pointed_at() -> None:
     assert outliers(watch.found["c3"].magnitudes)[0] == [3]
 
 
+def test_clipping_without_effect_is_no_suspect() -> None:
+    """As in a mask of attention: huge negative values whose exact size does not matter."""
+    rng = np.random.default_rng(0)
+    g = TopGraph(x=(1, 6, 16))
+    mask = np.where(np.arange(16) < 5, 0.0, -1e4)[None, None]
+    masked = g.op("add", "masked", [g.input("x"), g.weight("mask", mask)])
+    kept = g.op("relu", "kept", [masked])
+    fc = g.op("linear", "fc", [kept, g.weight("w", rng.normal(size=(4, 16))), g.none()])
+    module = g.finish(y=fc)
+    feed = [{"x": rng.normal(size=(1, 6, 16)).astype(np.float32)} for _ in range(3)]
+    copy, ctx = module.clone(), CompileContext(g.ctx.weights.copy())
+    quantize_module(ctx, copy, {"x": 4.0, "masked": 4.0, "kept": 4.0, "fc": 12.0}, "half_up")
+    watch = Inspector(module)
+    found = compare(module, g.ctx.weights, copy, ctx.weights, feed, watch=watch)
+    [finding] = [item for item in inspect_scales(found, watch.found) if item.kind == "clips"]
+    assert finding.layer == "masked"
+    assert not finding.noticeable
+    assert scale_step([finding]).names == []
+
+
+def test_what_costs_nothing_is_said_but_no_suspect() -> None:
+    _, findings, _ = examined(quantised(loud=60.0))
+    step = scale_step(findings, bad=False)
+    assert (step.verdict, step.names) == ("ok", ["c3"])
+
+
 def test_dead_channels_are_shown_and_cost_nothing() -> None:
     g, module = network()
     name = next(item for item in g.ctx.weights if item.startswith("c2.w"))

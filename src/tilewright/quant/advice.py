@@ -127,11 +127,17 @@ def float_step(against_model: float | None, why_not: str, accuracy: Accuracy | N
     return step
 
 
-def layer_step(comparison: Comparison) -> Step:
-    """Return step 2."""
+def is_bad(comparison: Comparison) -> bool:
+    """Return whether the outputs are so far from float that quantisation is a suspect."""
+    worst = min((item.sqnr for item in comparison.outputs), default=math.inf)
+    return worst < GOOD_DB or min(comparison.agreement.values(), default=1.0) < GOOD_AGREEMENT
+
+
+def layer_step(comparison: Comparison, refused: bool = False) -> Step:
+    """Return step 2; `refused`: a limit is not kept, however good the outputs are."""
     worst = min((item.sqnr for item in comparison.outputs), default=math.inf)
     agreement = min(comparison.agreement.values(), default=1.0)
-    bad = worst < GOOD_DB or agreement < GOOD_AGREEMENT
+    bad = refused or is_bad(comparison)
     step = Step(2, "suspect" if bad else "ok")
     seen = f"the output arrives with {worst:.1f} dB over {comparison.samples} samples"
     if comparison.agreement:
@@ -168,10 +174,17 @@ REMEDIES: Mapping[str, str] = {
 }
 
 
-def scale_step(findings: Sequence[ScaleFinding]) -> Step:
-    """Return step 3; dead channels cost nothing, and weights' outliers only themselves."""
-    costly = [item for item in findings if item.kind != "dead channels" and not item.weights]
-    step = Step(3, "suspect" if costly else "ok")
+def scale_step(findings: Sequence[ScaleFinding], bad: bool = True) -> Step:
+    """Return step 3; dead channels cost nothing, and weights' outliers only themselves.
+
+    Where the outputs are not `bad`, what was found is said, but is no suspect.
+    """
+    costly = [
+        item
+        for item in findings
+        if item.kind != "dead channels" and not item.weights and item.noticeable
+    ]
+    step = Step(3, "suspect" if costly and bad else "ok")
     if not costly:
         step.evidence.append("no range clips or is too wide, no channel stands out")
     for item in costly[:NAMED]:

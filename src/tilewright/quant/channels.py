@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -37,6 +37,10 @@ WORTH_DB = 30.0
 CLIP_FACTOR = 2.0
 """Squared error of a value's codes over that of a range that clips nothing, from which clipping
 costs more than it gains."""
+
+NOTICEABLE = 0.005
+"""Share of the outputs' error below which a layer's scales are no reason for it: masks of
+attention, whose large negative values are cut off without any effect."""
 
 IMAGE_OPS = ("top.conv", "top.conv_transpose", "top.max_pool", "top.avg_pool")
 """Ops whose images are stored channels first where they have no `layout`."""
@@ -198,6 +202,13 @@ class ScaleFinding:
     """How far out: range over median, range over largest value, or its inverse."""
     weights: bool = False
     """Of the layer's weights, not of its result."""
+    to_output: float | None = None
+    """The layer's share (0..1) of the outputs' error; None: not measured."""
+
+    @property
+    def noticeable(self) -> bool:
+        """Whether the layer's error reaches the outputs (or that is not known)."""
+        return self.to_output is None or self.to_output >= NOTICEABLE
 
 
 def inspect_scales(
@@ -238,11 +249,18 @@ def inspect_scales(
                     weights=True,
                 )
             )
+    shares = {layer.name: layer.to_output for layer in comparison.layers}
+    findings = [replace(item, to_output=shares.get(item.layer)) for item in findings]
     last = len(order)
     rank: dict[Kind, int] = {"clips": 0, "too wide": 0, "outlier channels": 1}
     # Faults of a range first; then what the values themselves are like, of weights last.
     findings.sort(
-        key=lambda item: (item.weights, rank.get(item.kind, 2), order.get(item.layer, last))
+        key=lambda item: (
+            item.weights,
+            not item.noticeable,
+            rank.get(item.kind, 2),
+            order.get(item.layer, last),
+        )
     )
     return findings
 

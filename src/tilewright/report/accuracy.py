@@ -215,6 +215,7 @@ def finding_json(item: ScaleFinding) -> dict[str, Any]:
         "channels": list(item.channels),
         "ratio": item.ratio,
         "weights": item.weights,
+        "to_output": item.to_output,
     }
 
 
