@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.ir.stage import Stage
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,14 +41,6 @@ Level = Literal[0, 1, 2, 3]
 Goal = Literal["speed", "size"]
 Progress = Callable[[str, float], None]
 """Called with the phase's name and the fraction of the compile done before it."""
-
-
-@dataclass
-class Stage:
-    """A module at one level, with the constants it names."""
-
-    module: ModuleOp
-    weights: WeightStore
 
 
 @dataclass
