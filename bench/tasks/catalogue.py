@@ -343,7 +343,8 @@ def speech(name: str, data: Data) -> Task:
         return made[:limit], labels[:limit]
 
     carry = {"state": "stateN"}
-    evaluation, labels = feeds(range(6), data.limit)
+    # A recording begins with a second of silence, 31 steps: a few steps would show nothing.
+    evaluation, labels = feeds(range(6), data.limit and 10 * data.limit)
     first, _ = feeds(range(6, 10), None)
     run, states = session(path), list[Feed]()
 
