@@ -139,7 +139,8 @@ def test_best_is_no_worse_than_any_rule(level: int) -> None:
     reached = noise(stage, samples, best)
     for rule in METHODS[1:]:
         table = observe(stage.module, stage.weights, samples).table(rule)
-        assert reached <= noise(stage, samples, table) + 0.1, rule
+        # A smaller gain may be chance, and is not taken.
+        assert reached <= noise(stage, samples, table) + 0.3, rule
     assert any(item.stage == STAGE for item in context.decisions)
     again, _ = chosen(stage, samples, method="best", level=level, activations="symmetric")
     assert (again.thresholds, again.ranges) == (best.thresholds, best.ranges)

@@ -162,7 +162,7 @@ class _Search:
         gain = symmetric.loss(asymmetric)
         taken = asymmetric if gain > -ASYMMETRIC_MARGIN else symmetric
         self.context.decide(
-            "", STAGE, True,
+            "main", STAGE, True,
             f"{taken.table.activations} activations: asymmetric ones change the noise at the "
             f"output by {-gain:+.2f} dB",
         )  # fmt: skip
@@ -173,11 +173,13 @@ class _Search:
         best, rule = plain, "max"
         for step, other in enumerate(RULES[1:]):
             tried = self.tried(self.statistics.table(other), plain.table.activations)
-            if tried.loss(best) < 0 and _is_sure(best.noise - tried.noise):
+            # Ranges that clip fit the samples they were taken from better than others: they must
+            # show more than `max`, which does not.
+            if tried.loss(best) < 0 and _is_sure(plain.noise - tried.noise, 2.0):
                 best, rule = tried, other
             self.progress(0.2 + 0.05 * (step + 1))
         self.context.decide(
-            "", STAGE, True,
+            "main", STAGE, True,
             f"rule {rule} is best for all values alike: {best.loss(plain):+.2f} dB noise at the "
             "output against max",
         )  # fmt: skip
@@ -193,13 +195,14 @@ class _Search:
             return best.table
         found = self.tried(self.statistics.table(rule, rules), plain.table.activations)
         loss = found.loss(best)
+        taken = _is_sure(best.noise - found.noise)
         # What is better for each by itself need not be so for all together.
         self.context.decide(
-            "", STAGE, loss < 0,
+            "main", STAGE, taken,
             f"other rules for {changed} of {len(rules)} values: {loss:+.2f} dB noise at the output"
-            + ("" if loss < 0 else "; not taken"),
+            + ("" if taken else "; not taken"),
         )  # fmt: skip
-        return found.table if loss < 0 else best.table
+        return found.table if taken else best.table
 
     def _checked(self, method: str, plain: _Tried) -> CalibrationTable:
         """Return the table of one rule; of `max` for values where it costs the network too much."""
@@ -230,7 +233,7 @@ class _Search:
             self.context.decide(
                 name, STAGE, True, f"rule max: what {method} clips is needed at the output"
             )
-        self.context.decide("", STAGE, True, what, warning=warning, layers=back)
+        self.context.decide("main", STAGE, True, what, warning=warning, layers=back)
         return mixed.table
 
     def _rules(self, candidates: Sequence[str], activations: str) -> dict[str, str]:
@@ -243,7 +246,10 @@ class _Search:
         count = trial_samples(self.front.module, set(names), len(candidates))
         if count < min(LEAST_SAMPLES, len(self.samples)):
             self.context.decide(
-                "", STAGE, False, "single values are not tried: it would take long for this model"
+                "main",
+                STAGE,
+                False,
+                "single values are not tried: it would take long for this model",
             )
             return {}
         trials = ValueTrials(self.front, self.samples, count)
@@ -296,11 +302,11 @@ class _Search:
         return rules[best]
 
 
-def _is_sure(gain: FloatArray) -> bool:
-    """Whether the mean of gains, one a sample, exceeds its standard error."""
+def _is_sure(gain: FloatArray, errors: float = 1.0) -> bool:
+    """Whether the mean of gains, one a sample, exceeds so many of its standard errors."""
     if gain.size == 1:
         return bool(gain[0] > 0)
-    return float(gain.mean()) > float(gain.std(ddof=1)) / math.sqrt(gain.size)
+    return float(gain.mean()) > errors * float(gain.std(ddof=1)) / math.sqrt(gain.size)
 
 
 def _fitting(module: ModuleOp, samples: Sequence[Sample]) -> list[Sample]:
