@@ -13,7 +13,7 @@ from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Stage, compile_model
 from tilewright.dialects.quant import ConvOp
-from tilewright.quant import kernels
+from tilewright.quant import kernels, sequential
 from tilewright.quant.graph import main_function
 from tilewright.quant.layer_fit import Geometry, Layer, fit_layer
 from tilewright.quant.options import QuantOptions
@@ -128,6 +128,33 @@ def test_nothing_is_done_unless_asked_for(options: QuantOptions, count: int) -> 
     assert improve(top, stage, samples, options.resolved()) == []
     for name, array in arrays(stage).items():
         assert array is before[name]
+
+
+def test_all_is_taken_back_if_the_outputs_are_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, shape = odd_network("residuals")
+    samples = normal_samples(shape, 8)
+    top, stage = quantised_stages(model, samples, weight_bits=4)
+    before = arrays(stage)
+    figures = iter([-20.0, -19.9])
+    monkeypatch.setattr(sequential, "output_noise", lambda *_: next(figures))
+    found = improve(top, stage, samples, LEARNED)
+    assert found
+    assert not any(row.codes or row.channels or row.gain for row in found)
+    for name, array in arrays(stage).items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_few_wild_positions_do_not_spoil_the_others() -> None:
+    """One position in fifty is wrong by far: the bias stays right for the others."""
+    rng = np.random.default_rng(4)
+    layer = exact_layer(rng)
+    inputs = [rng.integers(-128, 128, (1, 5, 10, 10)).astype(np.float32) for _ in range(8)]
+    targets = results(layer, inputs)
+    for y in targets:
+        y += rng.normal(0, 1, y.shape)
+        y[:, :, 0, :2] += 1e4
+    change = fit_layer(layer, Geometry(), inputs, targets, learned=False, thorough=False, seed=0)
+    assert np.abs(change.bias - layer.bias).max() <= 2
 
 
 def exact_layer(rng: np.random.Generator, term: int = 0) -> Layer:

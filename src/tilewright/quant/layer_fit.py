@@ -289,10 +289,15 @@ def fit_layer(
     return _stored(layer, new_codes, new_biases, before, after, spread)
 
 
+def judged(count: int) -> list[int]:
+    """Return which of so many samples take no part in fits, but judge them."""
+    return list(range(HELD_OUT - 1, count, HELD_OUT))
+
+
 def _judged_last(count: int) -> list[int]:
-    """Return the samples in order, but those that judge the fit, one of `HELD_OUT`, at the end."""
-    judged = [i for i in range(count) if i % HELD_OUT == HELD_OUT - 1]
-    return [i for i in range(count) if i % HELD_OUT != HELD_OUT - 1] + judged
+    """Return the samples in order, but those that judge the fit at the end."""
+    last = judged(count)
+    return [i for i in range(count) if i not in last] + last
 
 
 def _stored(

@@ -4,7 +4,7 @@ Layers are visited in order. Two executions go side by side: the float network o
 the quantised one, its layers so far improved. At each convolution or linear layer both are sampled
 at the same positions; `reconstruct.py` fits the layer's codes to what the float layer gives there.
 A change is kept, channel by channel, only if it lowers the error on samples that took no part in
-the fit.
+the fit; all of it is taken back if the error of the network's outputs on them has grown.
 
 ```python
 changes = improve(top_stage, quant_stage, samples, options.resolved())
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from tilewright.quant.fast import Segment
 from tilewright.quant.graph import argument_names, layer_of, main_function
-from tilewright.quant.layer_fit import Change, Geometry, Layer, fit_layer
+from tilewright.quant.layer_fit import Change, Geometry, Layer, fit_layer, judged
 
 if TYPE_CHECKING:
     from xdsl.ir import Operation, SSAValue
@@ -105,12 +105,45 @@ def improve(
     if len(samples) < LEAST_SAMPLES:
         return []
     walk = _Walk(top, quant, samples, options)
+    judges = [walk.samples[index] for index in judged(len(walk.samples))]
+    before = output_noise(top, quant, judges)
+    kept = {name: quant.weights.get(name) for name in quant.weights}
     found: list[LayerImprovement] = []
     for index in range(len(walk.layers)):
         found += walk.visit(index, learned)
         if progress is not None:
             progress((index + 1) / len(walk.layers))
-    return found
+    if output_noise(top, quant, judges) <= before:
+        return found
+    for name, array in kept.items():
+        if quant.weights.get(name) is not array:
+            quant.weights.set(name, array)
+    return [replace(row, after=row.before, codes=0, channels=0) for row in found]
+
+
+def output_noise(top: Stage, quant: Stage, samples: Sequence[Sample]) -> float:
+    """Return the error at the float outputs relative to their size, dB, averaged over samples.
+
+    The fast executor runs the quantised network. An average of decibels weighs all samples alike.
+    """
+    from tilewright.quant.fast import FastSession
+    from tilewright.runtime.float_executor import TopSession
+
+    exact = TopSession(top.module, top.weights)
+    codes = FastSession(quant.module, quant.weights)
+    total = 0.0
+    for sample in samples:
+        wanted, got = exact.run(sample), codes.run(sample)
+        share = 1e-12
+        for one, other in zip(wanted.values(), got.values(), strict=True):
+            if one.dtype != np.float32 or not one.size:
+                continue
+            signal = float(np.einsum("i,i->", one.ravel(), one.ravel(), dtype=np.float64))
+            apart = (one - other).ravel()
+            noise = float(np.einsum("i,i->", apart, apart, dtype=np.float64))
+            share += noise / max(signal, 1e-30)
+        total += 10 * math.log10(share)
+    return total / max(1, len(samples))
 
 
 class _Side:
@@ -233,6 +266,7 @@ class _Walk:
         count = min(len(samples), MOST_SAMPLES, max(LEAST_SAMPLES, MEMORY // peak))
         picks = np.linspace(0, len(samples) - 1, count).round().astype(int)
         chosen = [samples[index] for index in picks]
+        self.samples = chosen
         self.floats.begin(chosen)
         self.codes.begin(chosen)
 
