@@ -23,7 +23,14 @@ from tilewright.quant.channels import (
     outliers,
     weight_magnitudes,
 )
-from tilewright.quant.compare import Comparison, Layer, LayerError, compare, holds_scores
+from tilewright.quant.compare import (
+    Comparison,
+    Layer,
+    LayerError,
+    compare,
+    holds_scores,
+    saturating,
+)
 from tilewright.quant.probe import FloatProbe
 from tilewright.report.accuracy import AccuracyReport, short, text, to_json
 from tilewright.report.accuracy_html import accuracy_html
@@ -266,6 +273,30 @@ def test_codes_are_clamped_where_the_activation_is() -> None:
             op.attributes["lo"] = IntegerAttr(-127, i64)
     step = fusion_step(made.module, made.quantised, made.thresholds, None)
     assert (step.verdict, step.names) == ("suspect", ["c2"])
+
+
+def test_codes_that_stand_for_an_activation_are_no_error() -> None:
+    """A quantised model without its ReLU: codes from -128 up hold nothing negative."""
+    rng = np.random.default_rng(0)
+    g = TopGraph(x=(1, 4, 6, 6))
+    c = g.conv("c", g.input("x"), rng.normal(size=(8, 4, 1, 1)))
+    module = g.finish(y=g.conv("d", c, rng.normal(size=(3, 8, 1, 1))))
+    assert saturating(module) is module
+    from xdsl.dialects.builtin import FloatAttr, IntegerAttr, f64, i32
+
+    for op in module.walk():
+        if op.attributes.get("name") is not None and '"c"' in str(op.attributes["name"]):
+            op.attributes["quant_scale"] = FloatAttr(0.05, f64)
+            op.attributes["quant_zero"] = IntegerAttr(-128, i32)
+    feed = [{"x": rng.normal(size=(1, 4, 6, 6)).astype(np.float32)} for _ in range(3)]
+    copy, ctx = module.clone(), CompileContext(g.ctx.weights.copy())
+    quantize_module(ctx, copy, {"x": 4.0, "c": 12.0, "d": 30.0}, "half_up")
+    found = compare(module, g.ctx.weights, copy, ctx.weights, feed)
+    assert layer(found, "c").clipped == 0
+    assert layer(found, "c").isolated.sqnr > 30
+    assert found.outputs[0].sqnr > 25
+    wanted = TopSession(saturating(module), g.ctx.weights).run_values(feed[0])["c"]
+    assert wanted.min() == 0
 
 
 def test_fp16_layers_are_compared_too() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.quant.compare import LayerError, decibel, holds_scores
+from tilewright.quant.compare import LayerError, decibel, holds_scores, saturating
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -158,7 +158,7 @@ def measure(
     from tilewright.runtime.float_executor import TopSession
 
     top, quant = compiled.stages["top"], compiled.stages["quant"]
-    reference = TopSession(top.module, top.weights)
+    reference = TopSession(saturating(top.module), top.weights)
     session = QuantSession(quant.module, quant.weights)
     found = {name: _Output(LayerError(name)) for name in session.outputs}
     right = [0, 0]

@@ -266,6 +266,32 @@ class _Value:
         return held.reshape(like.shape)
 
 
+def saturating(module: ModuleOp) -> ModuleOp:
+    """Return the float module that a model with scales of its own means.
+
+    Such a model may have left out an activation, because its codes end where that would cut: a
+    ReLU in front of codes with zero point -128. Results with a given scale are clamped to what
+    their codes represent. Without given scales this is `module` itself.
+    """
+    from xdsl.dialects.builtin import FloatAttr, f32
+
+    from tilewright.dialects.top.base import Attrs
+    from tilewright.quant.graph import main_function
+
+    if not any("quant_scale" in op.attributes for op in main_function(module).body.block.ops):
+        return module
+    copy = module.clone()
+    for op in main_function(copy).body.block.ops:
+        attrs = Attrs(op.attributes)
+        scale = attrs.number("quant_scale")
+        if scale is None or "clamp_min" in op.attributes or "clamp_max" in op.attributes:
+            continue
+        zero = attrs.integer("quant_zero", 0)
+        op.attributes["clamp_min"] = FloatAttr((-128 - zero) * scale, f32)
+        op.attributes["clamp_max"] = FloatAttr((127 - zero) * scale, f32)
+    return copy
+
+
 class QuantComparer:
     """A float and a quantised module made ready once to be compared on many samples."""
 
@@ -281,6 +307,7 @@ class QuantComparer:
         from tilewright.quant.reference import QuantSession
         from tilewright.runtime.float_executor import TopSession
 
+        module = saturating(module)
         self.reference = TopSession(module, weights)
         self.session = QuantSession(quantised_module, quantised_weights)
         self.probe: FloatProbe = FloatProbe(module, weights)
