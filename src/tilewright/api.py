@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.package import PackageContent
     from tilewright.codegen.program import Program
     from tilewright.compiler import Compiled, FrontEnd, Progress
+    from tilewright.diagnose import Gate
     from tilewright.quant.precision import Budget
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
@@ -410,6 +411,7 @@ def compile(
     level: Literal[0, 1, 2, 3] = 2,
     optimise: Literal["speed", "size"] = "speed",
     constants_in_sram: Sequence[str] = (),
+    gate: Gate | None = None,
 ) -> Package:
     """Compile a model for a chip.
 
@@ -426,9 +428,11 @@ def compile(
         optimise: `speed`, or `size`: the least memory for activations.
         constants_in_sram: Layers, or their constants, by the model's names, or `all`: loaded once,
             when the program starts, and never again.
+        gate: Limits of accuracy the package must keep (`tilewright.diagnose.Gate`).
 
     Raises:
-        TilewrightError: the model, the samples or the target do not allow it.
+        TilewrightError: the model, the samples or the target do not allow it; E0303, a limit of
+            accuracy is not kept.
     """
     from tilewright.spec.hardware import Hardware, load_target
 
@@ -443,4 +447,10 @@ def compile(
         constants_in_sram=tuple(constants_in_sram),
     )
     hardware = target if isinstance(target, Hardware) else load_target(target)
-    return build(model, hardware, options).package
+    made = build(model, hardware, options)
+    if gate is not None:
+        from tilewright.diagnose import hold
+
+        accuracy = hold(made, model, options, gate, _silent)
+        made.package.content.options.update(accuracy.record())
+    return made.package

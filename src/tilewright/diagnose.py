@@ -28,7 +28,7 @@ from tilewright.quant.advice import (
     scale_step,
 )
 from tilewright.quant.channels import Inspector, ScaleFinding, inspect_scales
-from tilewright.quant.compare import Comparison, compare, decibel, holds_scores
+from tilewright.quant.compare import Comparison, compare, decibel, holds_scores, saturating
 from tilewright.quant.variants import PreprocessCheck, check_preprocess, picture_files, read_labels
 from tilewright.runtime.preprocess import (
     PICTURE_SUFFIXES,
@@ -251,6 +251,9 @@ def model_against_float(
 
     if not samples:
         return None, "there are no samples"
+    stage = build.front.stage
+    if saturating(stage.module) is not stage.module:
+        return None, "the model is quantised itself: its own result is one of codes"
     path = resolve_model(model)[0]
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
@@ -261,7 +264,6 @@ def model_against_float(
             session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        stage = build.front.stage
         ours = TopSession(stage.module, stage.weights, optimise=False)
         names = [item.name for item in session.get_outputs()]
         signal = noise = 0.0
@@ -288,7 +290,7 @@ def fusion_check(
 
     Both are made again from the model's file, without the layout of the target: that moves elements
     and is checked as part of the whole graph (`model_against_float`). None: the imported graph has
-    operations without a float meaning of their own.
+    operations without a float meaning of their own, or the model is quantised itself.
     """
     from tilewright.api import resolve_model
     from tilewright.frontends.onnx import import_onnx
@@ -296,6 +298,9 @@ def fusion_check(
     from tilewright.pipelines import run_phases
     from tilewright.runtime.float_executor import TopSession
 
+    stage = build.front.stage
+    if saturating(stage.module) is not stage.module:
+        return None
     path, shapes, _ = resolve_model(model)
     context = new_context(target=build.package.content.target)
     module = import_onnx(path, {**shapes, **asked.shapes}, context)

@@ -89,6 +89,19 @@ def test_a_drop_that_is_too_large_writes_nothing_and_names_the_layer(
     assert out.exists()
 
 
+def test_the_limit_holds_from_python_too(model: Path, samples: Path) -> None:
+    import tilewright
+    from tilewright.diagnose import Gate
+    from tilewright.diagnostics import TilewrightError
+    from tilewright.quant.accuracy import Limits
+
+    made = tilewright.compile(model, "tiny8", calibration=samples, gate=Gate(Limits(0.2, 20)))
+    assert made.content.options["accuracy_samples"] == 8
+    with pytest.raises(TilewrightError, match="accuracy drop too large") as caught:
+        tilewright.compile(model, "tiny8", calibration=samples, gate=Gate(Limits(min_sqnr=200)))
+    assert caught.value.code == "E0303"
+
+
 def test_other_data_and_labels(
     model: Path, samples: Path, pictures: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
