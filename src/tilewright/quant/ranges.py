@@ -121,6 +121,8 @@ class _Search:
         self.samples = _fitting(front.module, samples)
         self.progress = progress
         self._network: NetworkTrials | None = None
+        self._reasons: dict[str, str] = {}
+        """Why single values got another rule than the network."""
 
     @property
     def network(self) -> NetworkTrials:
@@ -202,7 +204,11 @@ class _Search:
             f"other rules for {changed} of {len(rules)} values: {loss:+.2f} dB noise at the output"
             + ("" if taken else "; not taken"),
         )  # fmt: skip
-        return found.table if taken else best.table
+        if not taken:
+            return best.table
+        for name, reason in self._reasons.items():
+            self.context.decide(name, STAGE, True, reason)
+        return found.table
 
     def _checked(self, method: str, plain: _Tried) -> CalibrationTable:
         """Return the table of one rule; of `max` for values where it costs the network too much."""
@@ -294,11 +300,10 @@ class _Search:
         if best == 0 or not _is_sure(gain):
             return rules[0]
         ratio = errors[0].sum() / max(errors[best].sum(), 1e-300)
-        self.context.decide(
-            name, STAGE, True,
+        self._reasons[name] = (
             f"rule {rules[best]}: its own noise at the output is {10 * math.log10(ratio):.1f} dB "
-            f"below that of {rules[0]}",
-        )  # fmt: skip
+            f"below that of {rules[0]}"
+        )
         return rules[best]
 
 
