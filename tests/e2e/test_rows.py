@@ -8,6 +8,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.level_checks import check_model
+from tests.random_targets import random_target
 from tests.transformer_networks import encoder
 from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.quant.options import QuantOptions
@@ -47,6 +48,18 @@ def test_an_encoder_runs_on_the_chip_as_a_whole(target: Hardware) -> None:
     assert len(compiled.program.tpu_steps) == 1
     assert {"vec_softmax", "vec_layer_norm"} <= set(instructions(compiled))
     assert hosts(compiled) == {}
+
+
+@pytest.mark.parametrize("seed", [3, 25, 36])
+def test_encoders_on_random_chips(seed: int) -> None:
+    """Odd widths and lengths, chips of any size: rows are cut from each other in many ways."""
+    rng = np.random.default_rng(seed)
+    tokens, heads = (int(rng.choice(options)) for options in ((1, 7, 33), (1, 2, 3)))
+    width = heads * int(rng.choice([4, 5, 8]))
+    target = random_target(seed).model_copy(update={"vector_rows": True})
+    model = encoder(tokens=tokens, width=width, heads=heads, hidden=17, seed=seed)
+    compiled = check_model(model, {"x": (1, tokens, width)}, target, seed=seed)
+    assert {"vec_softmax", "vec_layer_norm"} <= set(instructions(compiled))
 
 
 def single(kind: str, shape: tuple[int, ...], **attributes: object) -> onnx.ModelProto:
