@@ -544,3 +544,33 @@ def test_a_domain_that_is_not_imported() -> None:
     proto.graph.node.append(microsoft("QLinearAdd", ["y"] * 8, "z"))
     proto.graph.output.append(helper.make_empty_tensor_value_info("z"))
     assert "QLinearAdd" in refusal(proto)
+
+
+def resized(mode: str, codes: bool) -> ModelProto:
+    operands = ["q" if codes else "d", "", "k2"]
+    shape = np.array([1, 1, 2, 2], np.float32)
+    nodes = [
+        node("QuantizeLinear", ["x", "s0", "z0"], ["q"]),
+        *([] if codes else [node("DequantizeLinear", ["q", "s0", "z0"], ["d"])]),
+        node("Resize", operands, ["r"], mode=mode),
+        *(
+            [node("DequantizeLinear", ["r", "s0", "z0"], ["y"])]
+            if codes
+            else pair("r", "s0", "z0", "y")
+        ),
+    ]
+    return model(nodes, {"x": (1, 3, 5, 5)}, ["y"], {**IMAGE, "k2": shape}, opset=17)
+
+
+def test_nearest_neighbours_of_codes() -> None:
+    x = RNG.standard_normal((1, 3, 5, 5)).astype(np.float32)
+    built = assert_same(resized("nearest", codes=True), {"x": x})
+    assert built.program.tpu_steps
+    assert not host_reasons(built)
+
+
+def test_ties_of_interpolation_are_warned_of() -> None:
+    """Weights are quarters: every sixteenth sum is a tie."""
+    (text,) = warnings(compiled(resized("linear", codes=False)))
+    assert "`r`" in text
+    assert "about 3.1 %" in text

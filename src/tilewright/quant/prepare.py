@@ -113,7 +113,7 @@ def observe_samples(
     first = list(itertools.islice(source, min(SAMPLES, options.samples)))
     if brings_scales(top.module):
         # Its codes are what it was trained or calibrated with: only what is asked for is changed.
-        options = replace(options, level=0)
+        options = replace(options, level=0, smooth=None, equalise=False)
         context.decide(
             "main", "condition", False, "a quantised model: given scales, codes and biases are kept"
         )

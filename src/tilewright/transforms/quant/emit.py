@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -525,13 +526,14 @@ class Emitter:
         op: Operation,
         operands: list[SSAValue],
         ratio: float,
+        unit: float = 1.0,
         **attributes: Any,
     ) -> SSAValue:
-        """Append an op with one multiplier and a wide bias."""
+        """Append an op with one multiplier and a wide bias; its sums are multiples of `unit`."""
         target = self.result(op).element_type
         p = scalar_parameters((ratio,), target.zero, self.rounding)
         low, high = self._bounds(op, target)
-        self._decide(op, target, [ratio])
+        self._decide(op, target, [ratio * unit])
         return self.append(
             kind.make(
                 operands,
@@ -764,9 +766,9 @@ class Emitter:
             for name, axis in (("y", h), ("x", w))
         ]
         ratio = quantised(codes).step / self.scales.of(op.results[0]).step / 2**22
-        return self._single(
-            quant.ResizeOp, op, [codes, *tables], ratio, layout=layout, mode=attrs.string("mode")
-        )
+        unit = math.prod(emit_given.common_weight(self, table) for table in tables)
+        kept = {"layout": layout, "mode": attrs.string("mode")}
+        return self._single(quant.ResizeOp, op, [codes, *tables], ratio, unit, **kept)
 
     def host(self, op: Operation, reason: str) -> None:
         """Copy a float op; its operands are dequantised where they are codes."""

@@ -104,6 +104,12 @@ def _beside(emitter: Emitter, name: str, parts: list[SSAValue], axis: int) -> SS
     return emitter.append(op)
 
 
+def common_weight(emitter: Emitter, table: SSAValue) -> int:
+    """Return the greatest number that divides all weights of a table of interpolation."""
+    array = emitter.weights.get(constant_name(table))
+    return max(1, int(np.gcd.reduce(array[:, 2:].astype(np.int64), axis=None)))
+
+
 def constant_codes(emitter: Emitter, value: SSAValue) -> SSAValue | None:
     """Return the model's own codes of a constant; None if it gives no scale for it."""
     assert isinstance(value.owner, Operation)

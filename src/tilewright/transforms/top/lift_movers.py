@@ -20,7 +20,8 @@ from tilewright.dialects import top
 from tilewright.transforms.top.graph import Graph, element_of, shape_of
 from tilewright.transforms.top.qdq import edge_of
 
-MOVERS = (top.ReshapeOp, top.TransposeOp, top.SliceOp, top.MaxPoolOp, top.ConcatOp)
+MOVERS = (top.ReshapeOp, top.TransposeOp, top.SliceOp, top.MaxPoolOp, top.ConcatOp, top.ResizeOp)
+"""Operations that may move codes; a resize does if it takes the nearest."""
 
 Meaning = tuple[SSAValue, SSAValue]
 """Scale and zero point of codes."""
@@ -32,14 +33,18 @@ def lift_movers(graph: Graph) -> None:
     for op in graph.layers():
         if isinstance(op, top.QuantizeLinearOp) and not isinstance(edge_of(graph, op), str):
             meanings[op.results[0]] = (op.scale, op.zero)
-        elif isinstance(op, MOVERS) and len(op.results) == 1 and _holds_codes(op.results[0]):
+        elif _moves_codes(op):
             meaning = _meaning(graph, op, meanings)
             if meaning is not None:
                 meanings[_lift(graph, op, meaning)] = meaning
 
 
-def _holds_codes(value: SSAValue) -> bool:
-    return str(element_of(value)) in ("i8", "ui8")
+def _moves_codes(op: top.TopOp) -> bool:
+    if not isinstance(op, MOVERS) or len(op.results) != 1:
+        return False
+    if isinstance(op, top.ResizeOp) and op.attrs.string("mode") != "nearest":
+        return False
+    return str(element_of(op.results[0])) in ("i8", "ui8")
 
 
 def _meaning(graph: Graph, op: top.TopOp, known: dict[SSAValue, Meaning]) -> Meaning | None:
