@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from xdsl.dialects.builtin import TensorType
+from xdsl.dialects.builtin import TensorType, i32
 
 from tests.odd_networks import odd_network
 from tests.quant_graphs import Graph, codes, f32, random_codes
@@ -141,6 +141,21 @@ def test_only_the_layers_asked_for() -> None:
     np.testing.assert_array_equal(one[name], every[name])
     with pytest.raises(TilewrightError, match='no layer is called "nothing"'):
         session.run_layers(sample, ["nothing"])
+
+
+def test_sums_of_products_of_activations() -> None:
+    rng = np.random.default_rng(0)
+    g = Graph(x=codes([2, 3, 40]), y=codes([2, 40, 5]))
+    end = {"bias": 7, "mult": 1, "shift": 0, "zp": 0, "lo": -128, "hi": 127, "rounding": "half_up"}
+    operands = [g.input("x"), g.input("y")]
+    sums = g.quant(quant.MatmulOp, "sums", operands, TensorType(i32, [2, 3, 5]), **end)
+    module = g.module(g.quant(quant.DequantizeOp, "z", [sums], TensorType(f32, [2, 3, 5])))
+    inputs = {"x": random_codes(rng, [2, 3, 40]), "y": random_codes(rng, [2, 40, 5])}
+    fast = FastSession(module, g.weights).run_layers(inputs)
+    exact = QuantSession(module, g.weights).run_layers(inputs)
+    for one, other in zip(fast, exact, strict=True):
+        assert_equal(one, other)
+    assert fast[1]["sums"].dtype == np.int32
 
 
 def test_refusals_say_what_is_wrong() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.odd_networks import odd_network
@@ -155,6 +156,19 @@ def test_a_few_wild_positions_do_not_spoil_the_others() -> None:
         y[:, :, 0, :2] += 1e4
     change = fit_layer(layer, Geometry(), inputs, targets, learned=False, thorough=False, seed=0)
     assert np.abs(change.bias - layer.bias).max() <= 2
+
+
+def test_a_network_without_weights_stays() -> None:
+    nodes = [onnx.helper.make_node("Relu", ["x"], ["y"])]
+    values = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1, 2, 3, 4])
+        for name in ("x", "y")
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", values[:1], values[1:])
+    opsets = [onnx.helper.make_opsetid("", 18)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9)
+    samples = normal_samples((1, 2, 3, 4), 8)
+    assert improve(*quantised_stages(model, samples), samples, LEARNED) == []
 
 
 def exact_layer(rng: np.random.Generator, term: int = 0) -> Layer:

@@ -276,6 +276,8 @@ class FastGraph:
     def _matmul(self, op: Operation) -> Form:
         product = self.graph.emit("MatMul", [self.actual(value) for value in op.operands])
         if uniform_of(op.results[0]) is None:
+            return Form(self.moved(product, Attrs(op.attributes).integer("bias")), False)
+        if uniform_of(op.results[0]) is None:
             return Form(self.moved(product, float(Attrs(op.attributes).integer("bias"))), False)
         return self._single_bias(op, False, product)
 

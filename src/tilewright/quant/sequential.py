@@ -102,7 +102,7 @@ def improve(
     learned = options.rounding == "learned"
     if not learned and options.bias != "sequential":
         return []
-    if len(samples) < LEAST_SAMPLES:
+    if len(samples) < LEAST_SAMPLES or not _pairs(top, quant):
         return []
     walk = _Walk(top, quant, samples, options)
     judges = [walk.samples[index] for index in judged(len(walk.samples))]
