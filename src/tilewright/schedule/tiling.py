@@ -76,6 +76,8 @@ class ConvProblem:
     """An elementwise operation joins a tensor of the result's shape to it."""
     batched_weights: bool = False
     """Every image has weights of its own: a product of two activations."""
+    computed_weights: bool = False
+    """The weights are an activation: they are loaded as they are, never embedded in zeros."""
     element_bytes: int = 1
     """Bytes of an activation, and of a weight of more than 4 bits."""
     output_bytes: int = 0
@@ -234,7 +236,7 @@ class ConvTiling:
         outputs = "output" not in problem.held or (
             "part" not in problem.held and self.groups * self.out_channels == problem.out_channels
         )
-        if not (whole and codes and inputs and outputs) or problem.batched_weights:
+        if not (whole and codes and inputs and outputs) or problem.computed_weights:
             return (PLAIN,)
         rest = problem.out_columns % self.columns
         loaded = None
