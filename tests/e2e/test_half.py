@@ -37,7 +37,9 @@ def unwritten_memory_is_no_number(monkeypatch: pytest.MonkeyPatch) -> None:
 Array = np.ndarray[Any, Any]
 
 
-def network(nodes: list[onnx.NodeProto], shape: list[int], **constants: Array) -> onnx.ModelProto:
+def network(
+    nodes: list[onnx.NodeProto], shape: list[int], *, opset: int = 20, **constants: Array
+) -> onnx.ModelProto:
     """Return a network from `x` to `y`; the shape of `y` is inferred."""
     graph = helper.make_graph(
         nodes,
@@ -46,7 +48,7 @@ def network(nodes: list[onnx.NodeProto], shape: list[int], **constants: Array) -
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(array, name) for name, array in constants.items()],
     )
-    opsets = [helper.make_opsetid("", 20)]
+    opsets = [helper.make_opsetid("", opset)]
     model = helper.make_model(graph, opset_imports=opsets, ir_version=9)
     return onnx.shape_inference.infer_shapes(model, strict_mode=True, data_prop=True)
 
@@ -253,10 +255,32 @@ def conv_net(gain: float = 1.0) -> onnx.ModelProto:
     return network(nodes, [1, 3, 8, 8], w=normal(0, 4, 3, 3, 3) * np.float32(gain))
 
 
-def test_overflow_seen_in_calibration_is_refused() -> None:
+def test_overflow_seen_in_calibration_is_refused_where_that_is_asked_for() -> None:
+    samples = [{"x": normal(1, 1, 3, 8, 8) * 20000}]
     with pytest.raises(TilewrightError, match='"c" overflows fp16') as caught:
-        half(conv_net(), normal(1, 1, 3, 8, 8) * 20000)
+        compile_model(conv_net(), SMALL, samples=samples, dtype="fp16", overflow="refuse")
     assert caught.value.code == "E0304"
+
+
+def test_squares_that_overflow_are_the_hosts_and_the_rest_runs_on_the_chip() -> None:
+    """A normalisation over channels in single operations: no one operation stands for it."""
+    nodes = [
+        node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("ReduceMean", "c", "m", axes=[1]),
+        node("Sub", "c m", "d"), node("Mul", "d d", "sq"), node("ReduceMean", "sq", "v", axes=[1]),
+        node("Sqrt", "v", "r"), node("Div", "d r", "n"), node("Conv", "n u", "y"),
+    ]  # fmt: skip
+    graph = network(
+        nodes, [1, 3, 8, 8], opset=13, w=normal(0, 8, 3, 3, 3) * np.float32(40),
+        u=normal(2, 5, 8, 1, 1),
+    )  # fmt: skip
+    x = normal(1, 1, 3, 8, 8)
+    compiled = half(graph, x)
+    [text] = [d.details["warning"] for d in compiled.decisions if "warning" in d.details]
+    assert '"sq" reaches' in text
+    near(check(compiled, x)["y"], float_output(graph, x))
+    on_chip = {layer for step in compiled.program.tpu_steps for layer in step.layers}
+    assert any(layer.startswith("c") for layer in on_chip)
+    assert not any("sq" in layer.split("+") for layer in on_chip)
 
 
 @pytest.mark.parametrize("level", ["quant", *LEVELS])
