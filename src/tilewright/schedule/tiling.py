@@ -236,7 +236,8 @@ class ConvTiling:
         outputs = "output" not in problem.held or (
             "part" not in problem.held and self.groups * self.out_channels == problem.out_channels
         )
-        if not (whole and codes and inputs and outputs) or problem.computed_weights:
+        computed = problem.batched_weights or problem.computed_weights
+        if computed or not (whole and codes and inputs and outputs):
             return (PLAIN,)
         rest = problem.out_columns % self.columns
         loaded = None

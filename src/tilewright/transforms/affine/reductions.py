@@ -468,8 +468,8 @@ class Reductions:
         rows, depth, columns = y[-2], left[-1], y[-1]
         problem = ConvProblem(
             "conv", batch, 1, rows, depth, 1, rows, columns, (1, 1),
-            table=table, batched_weights=images[1] > 1, computed_weights=True, element_bytes=item_bytes(reduce.inputs[0]),
-            output_bytes=item_bytes(op.results[0]),
+            table=table, batched_weights=images[1] > 1, computed_weights=True,
+            element_bytes=item_bytes(reduce.inputs[0]), output_bytes=item_bytes(op.results[0]),
         )  # fmt: skip
 
         def weights(buffers: Buffers) -> SSAValue:
