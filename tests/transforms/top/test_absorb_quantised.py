@@ -158,6 +158,37 @@ def test_pairs_become_scales() -> None:
     assert run.then("top-absorb-qdq").text == once
 
 
+def several(*between: Any) -> ModelProto:
+    """Return a layer whose result is quantised with two scales, one behind `between`."""
+    source = between[-1].output[0] if between else "c"
+    nodes = [*LAYER, *between, *pair("c", "t", "z", "y"), *pair(source, "s", "z", "u")]
+    return quantised(*pair("x", "s", "z", "a"), *nodes, node("Add", ["y", "u"], ["v"]), output="v")
+
+
+@pytest.mark.parametrize("between", [[], [node("Relu", ["c"], ["r"])]], ids=["none", "relu"])
+def test_a_layer_of_two_scales_is_computed_twice(between: list[Any]) -> None:
+    run = Run(several(*between))
+    before = run.result()
+    run.then("top-absorb-weights", "top-separate-scales")
+    assert run.text.count("= top.conv") == 2
+    np.testing.assert_array_equal(run.result(), before)
+    once = run.text
+    assert run.then("top-separate-scales").text == once
+    run.then("top-fuse-activation", "top-absorb-qdq")
+    assert "quantize_linear" not in run.text
+
+
+def test_layers_are_not_copied_for_ever() -> None:
+    run = Run(several()).then("top-separate-scales{most=1}")
+    assert run.text.count("= top.conv") == 1
+    assert "its result is quantised in 2 ways" in run.reasons(False)
+
+
+def test_a_layer_that_is_read_in_float_too_is_not_copied() -> None:
+    run = Run(several(node("Tanh", ["c"], ["h"]))).then("top-separate-scales")
+    assert run.text.count("= top.conv") == 1
+
+
 def test_two_scales_of_one_value_stay() -> None:
     nodes = [*LAYER, *pair("c", "t", "z", "y"), *pair("c", "s", "z", "u")]
     proto = quantised(*pair("x", "s", "z", "a"), *nodes, node("Add", ["y", "u"], ["v"]), output="v")

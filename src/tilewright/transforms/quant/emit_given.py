@@ -12,7 +12,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects import quant, top
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.quant.graph import layer_of
-from tilewright.transforms.quant.classify import constant_name, is_constant
+from tilewright.transforms.quant.classify import LAYOUT_OPS, constant_name, is_constant
 from tilewright.transforms.quant.given import exact_table, rounding_warning, split_tables
 from tilewright.transforms.quant.scales import EdgeScale, given_scale
 
@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 
 def as_read(emitter: Emitter, value: SSAValue) -> SSAValue:
     """Return a float value as the host reads it: where the model gives a scale, in its steps."""
-    owner = value.owner
-    whole = owner in emitter.hosted if isinstance(owner, Operation) else True
-    if value not in emitter.scales.given or not whole or is_constant(value):
+    if value not in emitter.scales.given or is_constant(value):
         return emitter.as_float(value)
-    if isinstance(owner, Operation) and owner.name == "top.dequantize_linear":
+    owner = value.owner
+    while isinstance(owner, Operation) and owner.name in LAYOUT_OPS and owner in emitter.hosted:
+        owner = owner.operands[0].owner
+    # Codes of the chip, or of the model's own integers, are in steps already.
+    coded = isinstance(owner, Operation) and (
+        owner not in emitter.hosted or owner.name == "top.dequantize_linear"
+    )
+    if coded:
         return emitter.as_float(value)
     if value not in emitter.stepped:
         codes = emitter.as_codes(value)

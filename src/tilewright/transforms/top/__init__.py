@@ -15,10 +15,11 @@ TOP_PASSES: tuple[str, ...] = (
     "top-absorb-pad",
     "top-fold-batch-norm",
     "top-fold-scale",
+    "top-separate-scales",
     "top-fuse-activation",
+    "top-absorb-qdq",
     "top-simplify-shapes",
     "top-common-subexpressions",
-    "top-absorb-qdq",
     "top-eliminate-dead-code",
 )
 """Everything but the layout, in order. Recognition comes before folding, which would take

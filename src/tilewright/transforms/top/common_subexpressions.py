@@ -43,7 +43,8 @@ class CommonSubexpressionsPass(ModulePass):
                 name = layer.layer_name
                 if name not in digests:
                     digests[name] = hashlib.sha256(graph.weights.get(name).tobytes()).digest()
-                what: Any = digests[name]
+                given = (layer.attributes.get(key) for key in ("quant_scale", "quant_zero"))
+                what: Any = (digests[name], *given)
             else:
                 what = frozenset(
                     (key, value) for key, value in layer.attributes.items() if key not in _OWN
