@@ -166,7 +166,7 @@ def test_kl_clips_a_lonely_outlier_of_a_bell() -> None:
     assert 2.5 < choice.threshold < 6
 
 
-@pytest.mark.parametrize("method", ["max", "kl", "mse", "percentile"])
+@pytest.mark.parametrize("method", ["max", "mean", "kl", "mse", "percentile"])
 def test_degenerate_values(method: str) -> None:
     assert choose(observe(np.zeros(10)), method).threshold == 0
     assert choose(observe(np.full(10, 3.0)), method).threshold == pytest.approx(3.0, rel=0.01)

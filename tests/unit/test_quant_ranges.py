@@ -27,7 +27,7 @@ from tilewright.transforms.quant.scales import EdgeScale
 
 Array = npt.NDArray[Any]
 CASE = Path(__file__).parents[1] / "cases" / "quant-kl-sparse-peaks"
-METHODS = ("best", "max", "kl", "mse", "percentile")
+METHODS = ("best", "max", "mean", "kl", "mse", "percentile")
 
 
 def gated(peak: float, share: float, count: int = 12) -> tuple[Stage, list[dict[str, Array]]]:

@@ -23,7 +23,7 @@ from tilewright.quant.ranges import choose_ranges
 from tilewright.runtime.preprocess import load_samples
 
 Array = npt.NDArray[Any]
-RULES = ("max", "kl", "mse", "percentile")
+RULES = ("max", "mean", "kl", "mse", "percentile")
 
 
 def network(size: int = 6, layout: str = "nchw") -> tuple[ModuleOp, WeightStore]:

@@ -124,7 +124,7 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--calibration-method",
         metavar="NAME",
-        help="max, kl, mse, percentile, or best: whichever of them suits each value (default)",
+        help="max, mean, kl, mse, percentile, or best: what suits each value (default)",
     )
     group.add_argument(
         "--calibration-samples", type=int, default=200, metavar="N", help="at most N (default 200)"

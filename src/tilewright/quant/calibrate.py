@@ -132,7 +132,7 @@ def calibrate(
         module: a float `top` module.
         weights: its constants.
         samples: inputs by name, one mapping a sample.
-        method: "max", "kl", "mse" or "percentile" (see `observers.choose`).
+        method: "max", "mean", "kl", "mse" or "percentile" (see `observers.choose`).
         limit: at most so many samples are used; None uses all.
         preprocessing: recorded in the table.
         progress: called with the number of samples done.

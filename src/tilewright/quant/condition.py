@@ -75,7 +75,7 @@ def condition(
             {f"smoothing {share:g}": _smoothing(share) for share in shares},
         )  # fmt: skip
         changed |= found
-    wanted = options.level >= 3 if options.equalise is None else options.equalise
+    wanted = options.level >= 2 if options.equalise is None else options.equalise
     if wanted and samples:
         forced = options.equalise is True
         if before is None and not forced:

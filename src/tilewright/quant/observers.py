@@ -33,7 +33,7 @@ SYMMETRIC_STEPS = 254
 
 ASYMMETRIC_STEPS = 255
 
-METHODS = ("max", "kl", "mse", "percentile")
+METHODS = ("max", "mean", "kl", "mse", "percentile")
 """Rules for single values; `best` (see `ranges.py`) chooses among them."""
 
 PERCENTILE = 99.99
@@ -73,6 +73,10 @@ class Observer:
         self.count = 0
         self.zeros = 0
         self.samples = 0
+        self.sums = [0, 0, 0]
+        """Sums over the samples of least element (at most 0), greatest (at least 0) and largest
+        magnitude, as whole numbers of 2^-149, of which every float32 is a multiple: exact, so that
+        the order of the samples does not matter."""
         self.exponent: int | None = None
         """The histogram reaches from `-2^exponent` to `2^exponent`; None while it is empty."""
         self.bins: Histogram | None = np.zeros(2 * BINS, np.int64) if histogram else None
@@ -118,6 +122,8 @@ class Observer:
             )
         self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
         self.low, self.high = min(self.low, least), max(self.high, greatest)
+        ends_of = (min(least, 0.0), max(greatest, 0.0), max(-least, greatest))
+        self.sums = [a + int(math.ldexp(b, 149)) for a, b in zip(self.sums, ends_of, strict=True)]
         self.count += values.size
         if self.bins is None:
             return
@@ -165,6 +171,7 @@ class Observer:
         self.count += other.count
         self.zeros += other.zeros
         self.samples += other.samples
+        self.sums = [a + b for a, b in zip(self.sums, other.sums, strict=True)]
         if self.bins is None or other.bins is None or other.exponent is None:
             return
         self._reach(math.ldexp(0.5, other.exponent))
@@ -217,13 +224,15 @@ class Choice:
     high: float
     """Greatest value of asymmetric codes, at least 0."""
     rule: str
-    """Rule that won: "max", "kl", "mse" or "percentile"."""
+    """Rule that won: "max", "mean", "kl", "mse" or "percentile"."""
 
 
 def choose(observer: Observer, method: str) -> Choice:
     """Return the range of a value by `method`.
 
     - `max`: everything seen.
+    - `mean`: from the mean of the samples' least elements to the mean of their greatest; the mean
+      of their largest magnitudes. One odd sample does not stretch it.
     - `kl`: the clipping point whose 128-level histogram of magnitudes diverges least from the
       observed one, kept only if its expected squared error does not exceed that of `max`.
       (Divergence weighs rare peaks by how often they occur, not by what clipping them costs.) Where
@@ -243,7 +252,12 @@ def choose(observer: Observer, method: str) -> Choice:
             details=[f"legal are {', '.join(METHODS)}"],
         )
     everything = Choice(observer.maximum, observer.low, observer.high, "max")
-    if method == "max" or observer.maximum == 0.0 or observer.bins is None:
+    if method == "max" or observer.maximum == 0.0:
+        return everything
+    if method == "mean":
+        low, high, largest = (_mean(total, observer.samples) for total in observer.sums)
+        return Choice(largest, low + 0.0, high + 0.0, "mean")
+    if observer.bins is None:
         return everything
     if method == "mse":
         return _least_squares(observer)
@@ -256,6 +270,11 @@ def choose(observer: Observer, method: str) -> Choice:
         if symmetric[0] <= symmetric[1] and asymmetric[0] <= asymmetric[1]:
             return choice
     return _least_squares(observer)
+
+
+def _mean(total: int, samples: int) -> float:
+    """Return the mean of whole numbers of 2^-149."""
+    return math.ldexp(total / samples, -149)
 
 
 def expected_errors(observer: Observer, choices: list[Choice]) -> tuple[FloatArray, FloatArray]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from tilewright.diagnostics import UsageError
 
-Method = Literal["best", "max", "kl", "mse", "percentile"]
+Method = Literal["best", "max", "mean", "kl", "mse", "percentile"]
 Activations = Literal["auto", "symmetric", "asymmetric"]
 Rounding = Literal["nearest", "learned"]
 BiasCorrection = Literal["none", "mean", "sequential"]
@@ -47,10 +47,10 @@ class QuantOptions:
     rounding: Rounding | None = None
     bias: BiasCorrection | None = None
     equalise: bool | None = None
-    """Cross-layer equalisation before calibration; None: on level 3, where it helps."""
+    """Cross-layer equalisation before calibration; None: from level 2 on, where it helps."""
     smooth: float | None = None
     """Share of an activation's outliers moved into the weights of linear layers behind it (0..1);
-    None: on level 3, where it helps."""
+    None: from level 2 on, where it helps."""
     float_layers: tuple[str, ...] | None = None
     """Elementwise layers that stay in float on the host; None: from level 2 on, those whose codes
     would cost the outputs too much."""

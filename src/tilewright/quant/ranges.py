@@ -52,7 +52,7 @@ ASYMMETRIC_MARGIN = 0.25
 """Decibels that symmetric codes must win by to be taken: they have half as many codes for values
 that are not negative, which other inputs may need."""
 
-RULES = ("max", "percentile", "kl", "mse")
+RULES = ("max", "mean", "percentile", "kl", "mse")
 """In the order in which they are taken when nothing tells them apart."""
 
 

@@ -76,7 +76,7 @@ def build_parser() -> ToolParser:
     quant.add_argument(
         "--calibration-method",
         metavar="NAME",
-        help="max, kl, mse, percentile or best (default: as --quant-level has it)",
+        help="max, mean, kl, mse, percentile or best (default: as --quant-level has it)",
     )
     quant.add_argument(
         "--quant-level",
