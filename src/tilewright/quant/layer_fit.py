@@ -418,18 +418,15 @@ class _Part:
     def means_of(self, weight: npt.NDArray[np.float32]) -> _Means:
         """Return the weighted means of every sample that is fitted to."""
         groups, count = weight.shape[0], self.fitted
+        part = np.ascontiguousarray(weight[:, : self.cut]).reshape(groups, count, -1)
 
         def each(array: npt.NDArray[np.float32]) -> FloatArray:
-            part = array[..., : self.cut]
-            return part.reshape(groups, -1, count, part.shape[-1] // max(1, count)).sum(
-                axis=3, dtype=np.float64
-            )
+            block = array[..., : self.cut].reshape(groups, -1, count, part.shape[2])
+            return np.einsum("gksp,gsp->gks", block, part).astype(np.float64)
 
-        share = np.maximum(each(weight[:, None]), 1e-12)
+        share = np.maximum(part.sum(axis=2, dtype=np.float64), 1e-12)[:, None]
         return _Means(
-            each(self.x * weight[:, None]) / share,
-            each(self.y * weight[:, None]) / share,
-            share / share.sum(axis=2, keepdims=True),
+            each(self.x) / share, each(self.y) / share, share / share.sum(axis=2, keepdims=True)
         )
 
     def products(self, codes: FloatArray) -> npt.NDArray[np.float32]:
@@ -487,7 +484,8 @@ def _positions(
     targets: Sequence[Array], depth: int, group: int, seed: int
 ) -> list[npt.NDArray[np.int64]]:
     """Return for each sample which output positions are looked at, sorted."""
-    most = MOST_POSITIONS if group == 1 else FEW_POSITIONS
+    # Enough that moments of so many inputs are known; more cost time and gain nothing.
+    most = min(MOST_POSITIONS, max(4096, 32 * depth)) if group == 1 else FEW_POSITIONS
     # More inputs than fit in memory at once are not unfolded for one group.
     most = max(256, min(most, CHUNK_BYTES // (4 * depth)))
     share = max(1, most // len(targets))

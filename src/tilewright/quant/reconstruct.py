@@ -58,16 +58,17 @@ class Moments:
         if weight is None:
             weight = np.ones((x.shape[0], x.shape[2]), np.float32)
         total = np.maximum(weight.sum(axis=1, dtype=np.float64), 1e-12)
-        turned = (x * weight[:, None]).transpose(0, 2, 1)
-        column = weight[..., None]
-        mean_x = (x @ column)[..., 0].astype(np.float64) / total[:, None]
-        mean_y = (y @ column)[..., 0].astype(np.float64) / total[:, None]
+        root = np.sqrt(weight)
+        # Of one array times itself transposed half is computed.
+        left, right = x * root[:, None], y * root[:, None]
+        turned, column = left.transpose(0, 2, 1), root[..., None]
+        mean_x = (left @ column)[..., 0].astype(np.float64) / total[:, None]
+        mean_y = (right @ column)[..., 0].astype(np.float64) / total[:, None]
         # Means are taken off afterwards: a code's mean is of the size of its deviation.
         scale = total[:, None, None]
-        xx = (x @ turned).astype(np.float64) / scale - mean_x[:, :, None] * mean_x[:, None]
-        xx = (xx + xx.transpose(0, 2, 1)) / 2
-        yx = (y @ turned).astype(np.float64) / scale - mean_y[:, :, None] * mean_x[:, None]
-        yy = np.einsum("gon,gon,gn->go", y, y, weight, dtype=np.float64) / total[:, None]
+        xx = (left @ turned).astype(np.float64) / scale - mean_x[:, :, None] * mean_x[:, None]
+        yx = (right @ turned).astype(np.float64) / scale - mean_y[:, :, None] * mean_x[:, None]
+        yy = np.einsum("gon,gon->go", right, right, dtype=np.float64) / total[:, None]
         return Moments(x.shape[2], mean_x, mean_y, xx, yx, np.maximum(yy - mean_y**2, 0))
 
 
