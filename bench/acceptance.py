@@ -67,7 +67,7 @@ def measure(model: str, target_name: str, options: argparse.Namespace) -> dict[s
     from tilewright.codegen.package import package_bytes
     from tilewright.compare import compare
     from tilewright.diagnostics import TilewrightError
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ptq.options import QuantOptions
     from tilewright.report.report import make_report
     from tilewright.runtime.simulation import simulate
     from tilewright.spec.hardware import load_target

@@ -133,7 +133,7 @@ def one(asked: Asked, data: Data, output: Path) -> int:
     """Measure one row and write it to `output`."""
     from tilewright.compiler import compile_model
     from tilewright.diagnostics import TilewrightError
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.reference import QuantSession
     from tilewright.spec.hardware import load_target
 

@@ -12,7 +12,7 @@ import onnxruntime
 from tilewright.codegen.verify import verify_program
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, compile_model, front_end
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.runtime.float_executor import TopSession
 from tilewright.runtime.runtime import Executor
 from tilewright.sim.cycle import CycleSimulator

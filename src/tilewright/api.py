@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.runtime.preprocess import Preprocess, load_samples, parse_preprocess
 from tilewright.runtime.runtime import Package
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tilewright.codegen.program import Program
     from tilewright.compiler import Compiled, FrontEnd, Progress
     from tilewright.diagnose import Gate
-    from tilewright.quant.precision import Budget
+    from tilewright.ptq.precision import Budget
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
 

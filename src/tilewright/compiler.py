@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from tilewright.codegen.program import Program
     from tilewright.ir.context import CompileContext, Decision
     from tilewright.ir.weights import WeightStore
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.calibrate import AtShape
-    from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.spec.hardware import Hardware
 
@@ -269,8 +269,8 @@ def compile_model(
 
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
-    from tilewright.quant.options import QuantOptions
-    from tilewright.quant.prepare import Prepared, Spread, observe_samples, quantise
+    from tilewright.ptq.options import QuantOptions
+    from tilewright.ptq.prepare import Prepared, Spread, observe_samples, quantise
     from tilewright.quant.table import CalibrationTable, write_attribute
     from tilewright.transforms.quant.given import brings_scales
 
@@ -376,9 +376,9 @@ def _verify(module: ModuleOp, target: Hardware) -> None:
     Raises:
         TilewrightError: E0501, a fault of the compiler's own; nothing is built from such a program.
     """
-    from tilewright.codegen.verify import verify_program
+    from tilewright.codegen.verify_compiled import verify_compiled
     from tilewright.dialects.tpu import ProgramOp
 
     for op in module.ops:
         if isinstance(op, ProgramOp):
-            verify_program(op.instructions(), target)
+            verify_compiled(op, target)

@@ -11,7 +11,7 @@ from tilewright.diagnostics import TilewrightError, UsageError
 if TYPE_CHECKING:
     from tilewright.api import Build, CompileOptions
     from tilewright.compiler import Progress
-    from tilewright.quant.precision import LayerPrecision, Outcome
+    from tilewright.ptq.precision import LayerPrecision, Outcome
     from tilewright.spec.hardware import Hardware
 
 STAGE = "choose-precision"
@@ -28,7 +28,7 @@ def build_mixed(
         `build`.
     """
     from tilewright.api import build
-    from tilewright.quant.precision import choose
+    from tilewright.ptq.precision import choose
     from tilewright.runtime.float_executor import TopSession
 
     budget = options.budget

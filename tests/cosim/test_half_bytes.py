@@ -11,7 +11,7 @@ from tests.e2e.test_half_bytes import instructions, odd_network
 from tests.level_checks import normal_sample
 from tests.random_networks import random_network
 from tilewright.compiler import compile_model, front_end
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.spec.hardware import load_target
 
 TINY = load_target("tiny8").model_copy(

@@ -18,7 +18,7 @@ from tests.random_networks import random_network
 from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.cosim.driver import RtlSimulator
 from tilewright.cosim.model import compare_model
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.spec.hardware import load_target
 
 PLAIN = QuantOptions(level=0)

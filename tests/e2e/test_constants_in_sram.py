@@ -17,7 +17,7 @@ from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, Level, compile_model, front_end
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.spec.hardware import Hardware, load_target
 
 each_target = pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)

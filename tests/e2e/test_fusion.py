@@ -17,7 +17,7 @@ from tests.random_targets import random_target
 from tilewright.codegen.package import PackageContent
 from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.diagnostics import TilewrightError
-from tilewright.quant.options import Activations, QuantOptions
+from tilewright.ptq.options import Activations, QuantOptions
 from tilewright.report.report import Report, make_report
 from tilewright.runtime.runtime import Executor, Package
 from tilewright.runtime.simulation import simulate

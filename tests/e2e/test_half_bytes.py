@@ -20,8 +20,8 @@ from tilewright.compiler import Compiled, compile_model, front_end
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import i4
 from tilewright.dialects.tpu import ProgramOp
+from tilewright.ptq.options import QuantOptions
 from tilewright.quant.graph import layer_of, main_function
-from tilewright.quant.options import QuantOptions
 from tilewright.quant.reference import run_quant
 from tilewright.report.network import floor
 from tilewright.runtime.runtime import Executor

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tilewright.compare import compare
 from tilewright.compiler import compile_model
+from tilewright.ptq.options import QuantOptions
 from tilewright.quant.compare import sqnr
-from tilewright.quant.options import QuantOptions
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import load_target
 

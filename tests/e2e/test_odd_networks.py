@@ -15,7 +15,7 @@ from tests.odd_networks import NETWORKS, odd_network
 from tests.unit.test_zoo_nets import needs_torch
 from tilewright.api import resolve_model
 from tilewright.compiler import compile_model, front_end
-from tilewright.quant.options import Activations, QuantOptions
+from tilewright.ptq.options import Activations, QuantOptions
 from tilewright.quant.reference import QuantSession
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import Hardware, load_target

@@ -12,7 +12,7 @@ from tests.random_networks import random_network
 from tilewright.codegen.verify import verify_program
 from tilewright.compare import compare
 from tilewright.compiler import compile_model, front_end
-from tilewright.quant.options import Activations, QuantOptions
+from tilewright.ptq.options import Activations, QuantOptions
 from tilewright.runtime.float_executor import TopSession
 from tilewright.runtime.runtime import Executor
 from tilewright.sim.cycle import CycleSimulator

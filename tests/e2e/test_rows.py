@@ -11,7 +11,7 @@ from tests.level_checks import check_model
 from tests.random_targets import random_target
 from tests.transformer_networks import encoder
 from tilewright.compiler import Compiled, compile_model, front_end
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.quant.reference import QuantSession
 from tilewright.runtime.float_executor import TopSession
 from tilewright.runtime.runtime import Executor

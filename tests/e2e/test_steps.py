@@ -15,7 +15,7 @@ from tests.level_checks import assert_levels_agree, normal_sample
 from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Compiled, compile_model, front_end
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.schedule.plan import Plan, TensorSpec, UnitSpec
 from tilewright.spec.hardware import Hardware, load_target
 from tilewright.transforms.affine import layers

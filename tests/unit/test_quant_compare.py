@@ -13,9 +13,9 @@ from tests.unit.quant_top_graphs import TopGraph
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.ir.context import CompileContext
+from tilewright.ptq.equalize import equalize
 from tilewright.quant.calibrate import calibrate
 from tilewright.quant.compare import compare, cosine, sqnr, top1_agreement
-from tilewright.quant.equalize import equalize
 from tilewright.quant.graph import layer_of, main_function
 from tilewright.quant.reference import run_quant
 from tilewright.runtime.float_executor import TopSession

@@ -6,16 +6,15 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import SSAValue
 
 from tests.unit.quant_top_graphs import TopGraph
-from tilewright.compiler import Stage
 from tilewright.diagnostics import UsageError
 from tilewright.dialects import quant
 from tilewright.ir.context import CompileContext
 from tilewright.ir.io import new_context
-from tilewright.quant.condition import condition, trial
-from tilewright.quant.graph import layer_of, main_function
-from tilewright.quant.keep_float import ATTRIBUTE
-from tilewright.quant.options import QuantOptions, Rounding
-from tilewright.quant.prepare import Prepared, observe_samples, quantise
+from tilewright.ir.stage import Stage
+from tilewright.ptq.condition import condition, trial
+from tilewright.ptq.options import QuantOptions, Rounding
+from tilewright.ptq.prepare import Prepared, observe_samples, quantise
+from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 from tilewright.runtime.float_executor import TopSession
 from tilewright.spec.hardware import load_target
 
@@ -62,7 +61,7 @@ def samples(count: int = 8, outlier: float = 0.0) -> list[dict[str, np.ndarray]]
 
 def kept(module: ModuleOp) -> set[str]:
     return {
-        layer_of(op) for op in main_function(module).body.block.ops if ATTRIBUTE in op.attributes
+        layer_of(op) for op in main_function(module).body.block.ops if KEEP_FLOAT in op.attributes
     }
 
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.unit.quant_top_graphs import TopGraph
-from tilewright.compiler import Stage
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.quant.options import QuantOptions
-from tilewright.quant.precision import Budget, Outcome, choose
-from tilewright.quant.prepare import Prepared, observe_samples, quantise
+from tilewright.ir.stage import Stage
+from tilewright.ptq.options import QuantOptions
+from tilewright.ptq.precision import Budget, Outcome, choose
+from tilewright.ptq.prepare import Prepared, observe_samples, quantise
 from tilewright.runtime.float_executor import TopSession
 
 LAYERS = 4

@@ -14,11 +14,11 @@ from tests.unit.quant_top_graphs import TopGraph
 from tilewright.compiler import Stage, compile_model, front_end
 from tilewright.diagnostics import UsageError
 from tilewright.ir.context import CompileContext
+from tilewright.ptq.options import QuantOptions
+from tilewright.ptq.range_trials import NetworkTrials, ValueTrials, quantised
+from tilewright.ptq.ranges import STAGE, choose_ranges
 from tilewright.quant.calibrate import observe
 from tilewright.quant.compare import sqnr
-from tilewright.quant.options import QuantOptions
-from tilewright.quant.range_trials import NetworkTrials, ValueTrials, quantised
-from tilewright.quant.ranges import STAGE, choose_ranges
 from tilewright.quant.reference import QuantSession
 from tilewright.quant.table import CalibrationTable
 from tilewright.runtime.float_executor import TopSession
@@ -170,7 +170,7 @@ def test_without_samples_a_value_is_judged_by_itself() -> None:
 def test_unknown_rules_are_refused() -> None:
     stage, samples = bell()
     with pytest.raises(UsageError, match="must be one of best, max"):
-        chosen(stage, samples, method="mean")
+        chosen(stage, samples, method="median")
 
 
 def test_the_error_of_one_value_is_what_its_codes_make() -> None:

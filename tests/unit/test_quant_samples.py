@@ -11,15 +11,15 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from tests.unit.quant_top_graphs import TopGraph
-from tilewright.compiler import Stage
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.context import CompileContext
+from tilewright.ir.stage import Stage
 from tilewright.ir.weights import WeightStore
+from tilewright.ptq.options import QuantOptions
+from tilewright.ptq.range_trials import NetworkTrials
+from tilewright.ptq.ranges import choose_ranges
 from tilewright.quant import calibrate as calibration
 from tilewright.quant.calibrate import calibrate, observe
-from tilewright.quant.options import QuantOptions
-from tilewright.quant.range_trials import NetworkTrials
-from tilewright.quant.ranges import choose_ranges
 from tilewright.runtime.preprocess import load_samples
 
 Array = npt.NDArray[Any]

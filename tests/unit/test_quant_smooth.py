@@ -5,7 +5,7 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from tests.unit.quant_top_graphs import TopGraph
-from tilewright.quant.smooth import find_places, smooth
+from tilewright.ptq.smooth import find_places, smooth
 from tilewright.runtime.float_executor import TopSession
 
 CHANNELS = 16

@@ -14,7 +14,7 @@ import pytest
 from tests.cli.conftest import small_cnn
 from tilewright.api import CompileOptions, build
 from tilewright.diagnostics import TilewrightError, UsageError
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.spec.hardware import load_target
 from tilewright.tune import evaluate as evaluating
 from tilewright.tune import run as running

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tilewright.api import Build, CompileOptions
     from tilewright.diagnose import Gate
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.accuracy import Accuracy
-    from tilewright.quant.options import QuantOptions
     from tilewright.spec.hardware import Hardware
 
 
@@ -278,7 +278,7 @@ def quant_options(options: argparse.Namespace) -> QuantOptions:
         UsageError: one is wrong.
     """
     from tilewright.diagnostics import UsageError
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ptq.options import QuantOptions
 
     if options.calibration_samples < 1:
         raise UsageError(
@@ -334,7 +334,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
     from tilewright.api import CompileOptions
     from tilewright.compiler import LEVELS
     from tilewright.diagnostics import UsageError
-    from tilewright.quant.precision import Budget
+    from tilewright.ptq.precision import Budget
     from tilewright.quant.table import CalibrationTable
     from tilewright.runtime.preprocess import list_samples, parse_preprocess
 

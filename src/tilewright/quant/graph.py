@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from xdsl.ir import Operation
 
 
+KEEP_FLOAT = "keep_float"
+"""Attribute of a float op: it stays in float on the host; its text says why."""
+
+
 def main_function(module: ModuleOp) -> FuncOp:
     """Return `@main`, or the only function.
 

@@ -151,7 +151,7 @@ def run_model(
     from tilewright.compare import compare
     from tilewright.compiler import compile_model, front_end
     from tilewright.cosim.model import compare_model
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ptq.options import QuantOptions
     from tilewright.runtime.runtime import Executor
     from tilewright.runtime.simulation import tables_of
     from tilewright.sim.cycle import CycleSimulator

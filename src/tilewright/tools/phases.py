@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tilewright.ir.context import CompileContext
     from tilewright.passes import Hook
-    from tilewright.quant.options import Method, QuantLevel
+    from tilewright.ptq.options import Method, QuantLevel
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def quantize(
     Raises:
         TilewrightError: E0301 no samples or unusable ones; as the passes do.
     """
-    from tilewright.compiler import Stage
+    from tilewright.ir.stage import Stage
     from tilewright.levels import signature
     from tilewright.pipelines import run_phases
-    from tilewright.quant import prepare
+    from tilewright.ptq import prepare
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.graph import main_function
-    from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.runtime.preprocess import load_samples, parse_preprocess
     from tilewright.transforms.quant.given import brings_scales

@@ -90,11 +90,12 @@ def prepare(
     prepared = Prepared(model, folder / f"{key}.mlir", key)
     if prepared.path.is_file():
         return prepared
-    from tilewright.compiler import Stage, front_end
+    from tilewright.compiler import front_end
     from tilewright.ir.io import write_module
+    from tilewright.ir.stage import Stage
     from tilewright.levels import signature
-    from tilewright.quant.options import QuantOptions
-    from tilewright.quant.prepare import observe_samples, quantise
+    from tilewright.ptq.options import QuantOptions
+    from tilewright.ptq.prepare import observe_samples, quantise
     from tilewright.runtime.preprocess import load_samples
 
     front = front_end(path, target, shapes=shapes)

@@ -13,7 +13,7 @@ from xdsl.ir import Operation, SSAValue
 from tilewright.dialects.quant import image_axes, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
 from tilewright.quant.functions import FUNCTIONS
-from tilewright.quant.keep_float import ATTRIBUTE
+from tilewright.quant.graph import KEEP_FLOAT
 from tilewright.schedule.permutation import MAX_RANK, merged_permutation
 from tilewright.spec.isa import BY_NAME
 
@@ -330,7 +330,7 @@ def operands_reason(op: Operation) -> str | None:
 
 def host_reason(op: Operation, weights: WeightStore) -> str | None:
     """Return why `op` stays float on the host, or None if it has an integer form."""
-    kept = op.attributes.get(ATTRIBUTE)
+    kept = op.attributes.get(KEEP_FLOAT)
     if isinstance(kept, StringAttr):
         return kept.data
     reason = operands_reason(op)

@@ -19,8 +19,7 @@ from tilewright.dialects import quant
 from tilewright.dialects._quant_rows import MAX_ROW
 from tilewright.dialects.quant import UniformType, quantised, shape_of
 from tilewright.dialects.top.base import Attrs, is_absent
-from tilewright.quant.graph import layer_of
-from tilewright.quant.keep_float import ATTRIBUTE
+from tilewright.quant.graph import KEEP_FLOAT, layer_of
 from tilewright.quant.parameters import output_bounds
 from tilewright.quant.rowwise import (
     exponential_table,
@@ -51,7 +50,7 @@ def rule_for(target: Hardware | None) -> Callable[[Operation, WeightStore], str 
         return host_reason
 
     def reason(op: Operation, weights: WeightStore) -> str | None:
-        if op.name in ROW_OPS and ATTRIBUTE not in op.attributes:
+        if op.name in ROW_OPS and KEEP_FLOAT not in op.attributes:
             return operands_reason(op) or row_reason(op, target)
         return host_reason(op, weights)
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 if TYPE_CHECKING:
-    from tilewright.compiler import Stage
     from tilewright.dialects.quant import UniformType
     from tilewright.ir.context import CompileContext
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ir.stage import Stage
+    from tilewright.ptq.options import QuantOptions
 
 Sample = Mapping[str, npt.NDArray[Any]]
 
@@ -49,9 +49,9 @@ def condition(
     Raises:
         UsageError: E0702, `float_layers` names no layer.
     """
-    from tilewright.compiler import Stage as Made
-    from tilewright.quant.keep_float import keep_loud, mark_layers
-    from tilewright.quant.smooth import find_places
+    from tilewright.ir.stage import Stage as Made
+    from tilewright.ptq.keep_float import keep_loud, mark_layers
+    from tilewright.ptq.smooth import find_places
 
     samples = list(samples)[:SAMPLES]
     stage = Made(top.module.clone(), top.weights.copy())
@@ -92,13 +92,13 @@ Change = Callable[["CompileContext", "Stage", Sequence[Sample]], int]
 
 
 def _smoothing(share: float) -> Change:
-    from tilewright.quant.smooth import smooth
+    from tilewright.ptq.smooth import smooth
 
     return lambda context, stage, samples: smooth(context, stage.module, samples, share)
 
 
 def _equalising(context: CompileContext, stage: Stage, samples: Sequence[Sample]) -> int:
-    from tilewright.quant.equalize import equalize
+    from tilewright.ptq.equalize import equalize
 
     return equalize(context, stage.module, samples)
 
@@ -115,7 +115,7 @@ def _best(
 
     Without `before` the first change is made whatever it brings.
     """
-    from tilewright.compiler import Stage as Made
+    from tilewright.ir.stage import Stage as Made
 
     best, level, found = stage, before, False
     for name, change in changes.items():
@@ -149,8 +149,8 @@ def _scratch(context: CompileContext, stage: Stage) -> CompileContext:
 
 def _has_products(stage: Stage) -> bool:
     """Whether there is a product whose sums could leave the chip."""
+    from tilewright.ptq.keep_float import PRODUCTS
     from tilewright.quant.graph import main_function
-    from tilewright.quant.keep_float import PRODUCTS
 
     return any(op.name in PRODUCTS for op in main_function(stage.module).body.block.ops)
 
@@ -159,9 +159,9 @@ def _emitted(
     stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
 ) -> Stage:
     """Return the stage quantised plainly, with ranges of these samples."""
-    from tilewright.compiler import Stage as Made
+    from tilewright.ir.stage import Stage as Made
+    from tilewright.ptq.prepare import Prepared, quantise
     from tilewright.quant.calibrate import observe
-    from tilewright.quant.prepare import Prepared, quantise
 
     table = observe(stage.module, stage.weights, samples, histograms=False).table("max")
     symmetric = options.activations == "symmetric"
@@ -192,6 +192,6 @@ def trial(
     stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
 ) -> float:
     """Return the outputs' signal-to-noise ratio, in dB, of the stage quantised plainly."""
-    from tilewright.quant.prepare import output_decibels
+    from tilewright.ptq.prepare import output_decibels
 
     return output_decibels(stage, _emitted(stage, context, samples, options), samples)

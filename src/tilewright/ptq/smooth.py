@@ -21,8 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.quant.graph import layer_of, main_function
-from tilewright.quant.keep_float import ATTRIBUTE
+from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -80,7 +79,7 @@ def find_places(module: ModuleOp) -> list[Place]:
             users[operand] = users.get(operand, 0) + 1
     found: list[Place] = []
     for op in ops:
-        kept = ATTRIBUTE in op.attributes and len(op.results) == 1
+        kept = KEEP_FLOAT in op.attributes and len(op.results) == 1
         norm = op.name == "top.layer_norm" and _constant(op.operands[1]) is not None
         if not (kept or norm):
             continue
@@ -210,7 +209,7 @@ def _multiply(ctx: CompileContext, place: Place, factor: FloatArray) -> None:
         top.WeightOp, [], name=name, result_types=[TensorType(f32, [factor.size])]
     )
     product = top.create(top.OPS["mul"], [value, constant.results[0]], {}, name=f"{layer}/smooth")
-    product.attributes[ATTRIBUTE] = StringAttr("smoothing of a float of the host")
+    product.attributes[KEEP_FLOAT] = StringAttr("smoothing of a float of the host")
     block = place.norm.parent
     assert block is not None
     block.insert_ops_after([constant, product], place.norm)

@@ -23,7 +23,7 @@ from tilewright.diagnostics import TilewrightError, UsageError
 if TYPE_CHECKING:
     from xdsl.ir import Operation
 
-    from tilewright.compiler import Stage
+    from tilewright.ir.stage import Stage
     from tilewright.ir.weights import WeightStore
 
 Array = npt.NDArray[Any]

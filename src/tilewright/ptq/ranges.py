@@ -21,21 +21,21 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.quant.calibrate import Statistics, require_method
-from tilewright.quant.observers import METHODS, choose
-from tilewright.quant.range_trials import (
+from tilewright.ptq.range_trials import (
     LEAST_SAMPLES,
     NetworkTrials,
     ValueTrials,
     trial_samples,
 )
+from tilewright.quant.calibrate import Statistics, require_method
+from tilewright.quant.observers import METHODS, choose
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
-    from tilewright.compiler import Stage
     from tilewright.ir.context import CompileContext
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ir.stage import Stage
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
     from tilewright.transforms.quant.scales import EdgeScale
 

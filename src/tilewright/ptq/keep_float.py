@@ -21,21 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.diagnostics import UsageError
-from tilewright.quant.graph import layer_of, main_function
+from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Operation, SSAValue
 
-    from tilewright.compiler import Stage
     from tilewright.dialects.quant import UniformType
     from tilewright.ir.context import CompileContext
+    from tilewright.ir.stage import Stage
 
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 
 STAGE = "keep-float"
-ATTRIBUTE = "keep_float"
 
 LOUD_DB = 40.0
 """A value whose codes alone bring the outputs below this signal-to-noise ratio is loud: a hundred
@@ -105,7 +104,7 @@ def keep_loud(
 def _mark(op: Operation, why: str, context: CompileContext) -> None:
     from xdsl.dialects.builtin import StringAttr
 
-    op.attributes[ATTRIBUTE] = StringAttr(why)
+    op.attributes[KEEP_FLOAT] = StringAttr(why)
     context.decide(layer_of(op), STAGE, True, why)
 
 

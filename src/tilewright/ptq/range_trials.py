@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Operation, SSAValue
 
-    from tilewright.compiler import Stage
     from tilewright.ir.context import CompileContext
+    from tilewright.ir.stage import Stage
     from tilewright.quant.table import CalibrationTable
     from tilewright.transforms.quant.scales import EdgeScale
 

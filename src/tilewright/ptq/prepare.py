@@ -19,11 +19,11 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
-    from tilewright.compiler import Stage
     from tilewright.ir.context import CompileContext
+    from tilewright.ir.stage import Stage
     from tilewright.passes import Hook
+    from tilewright.ptq.options import QuantOptions
     from tilewright.quant.calibrate import AtShape
-    from tilewright.quant.options import QuantOptions
     from tilewright.quant.table import CalibrationTable
 
 Sample = Mapping[str, npt.NDArray[Any]]
@@ -104,9 +104,9 @@ def observe_samples(
     Raises:
         TilewrightError: as `observe`, `condition`.
     """
+    from tilewright.ptq.condition import SAMPLES, condition
+    from tilewright.ptq.ranges import choose_ranges
     from tilewright.quant.calibrate import observe
-    from tilewright.quant.condition import SAMPLES, condition
-    from tilewright.quant.ranges import choose_ranges
     from tilewright.transforms.quant.given import brings_scales
 
     source = iter(samples)
@@ -207,7 +207,7 @@ def improve_codes(
     Layers are fitted one by one, each judged by itself; what counts is the network. Samples kept
     out of the fit say whether its outputs came closer to the float ones, else all is taken back.
     """
-    from tilewright.compiler import Stage
+    from tilewright.ir.stage import Stage
     from tilewright.quant.sequential import improve
 
     stage, before = Stage(module, context.weights), context.weights.copy()
