@@ -270,7 +270,7 @@ def compile_model(
     from tilewright.codegen.assemble import assemble
     from tilewright.pipelines import run_phases
     from tilewright.ptq.options import QuantOptions
-    from tilewright.ptq.prepare import Prepared, Spread, observe_samples, quantise
+    from tilewright.ptq.prepare import Prepared, Spread, improve_codes, observe_samples, quantise
     from tilewright.quant.table import CalibrationTable, write_attribute
     from tilewright.transforms.quant.given import brings_scales
 
@@ -349,6 +349,10 @@ def compile_model(
             )
         if phase == "quantise":
             quantise(module, context, prepared, asked)
+            seconds[phase] = time.perf_counter() - start
+            phase, start = "fit", time.perf_counter()
+            progress(phase, 0.55)
+            improve_codes(prepared, module, asked, context)
         else:
             run_phases(module, context, [phase], options=passes)
         if made == "tpu" and timing is not None:

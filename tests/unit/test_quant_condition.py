@@ -13,7 +13,7 @@ from tilewright.ir.io import new_context
 from tilewright.ir.stage import Stage
 from tilewright.ptq.condition import condition, trial
 from tilewright.ptq.options import QuantOptions, Rounding
-from tilewright.ptq.prepare import Prepared, observe_samples, quantise
+from tilewright.ptq.prepare import Prepared, improve_codes, observe_samples, quantise
 from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 from tilewright.runtime.float_executor import TopSession
 from tilewright.spec.hardware import load_target
@@ -143,7 +143,9 @@ def test_fits_that_do_not_serve_the_outputs_are_taken_back(monkeypatch: pytest.M
         context = context_of(stage)
         module = stage.module.clone()
         asked = QuantOptions(rounding=rounding, bias="mean").resolved()
-        quantise(module, context, Prepared(table, [*samples()], stage), asked)
+        prepared = Prepared(table, [*samples()], stage)
+        quantise(module, context, prepared, asked)
+        improve_codes(prepared, module, asked, context)
         fired = [item.fired for item in context.decisions if item.stage == "improve"]
         return [context.weights.get(k) for k in context.weights if k.endswith(".bias")], fired
 

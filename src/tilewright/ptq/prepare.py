@@ -184,6 +184,8 @@ def quantise(
 ) -> None:
     """Turn the float `module`, a copy of `prepared.top`'s, into integers; `options` are resolved.
 
+    Codes and biases are the nearest; `improve_codes` fits them afterwards.
+
     Raises:
         TilewrightError: as the passes of the phase `quantise` do.
     """
@@ -192,11 +194,12 @@ def quantise(
     from tilewright.transforms.quant.mark_weight_bits import mark_weight_bits
 
     mark_weight_bits(module, options.weight_bits, options.layer_bits, context)
-    write_attribute(module, prepared.table)
+    table = prepared.table
+    # Without means no bias takes anything back.
+    write_attribute(module, replace(table, means={}) if options.bias == "none" else table)
     chosen = emission_options(options, prepared.table)
     text = " ".join(f"{key}={value}" for key, value in chosen.items())
     run_phases(module, context, ["quantise"], hooks, {"quantize": text})
-    improve_codes(prepared, module, options, context)
 
 
 def improve_codes(

@@ -94,6 +94,7 @@ def quantize(
         main.add_region(conditioned.detach_region(conditioned.body))
         context.weights = prepared.top.weights.copy()
     prepare.quantise(module, context, prepared, asked, hooks)
+    prepare.improve_codes(prepared, module, asked, context)
 
 
 def convert_top_to_tpu(
