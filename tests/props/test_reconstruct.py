@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tilewright.quant.reconstruct import (
+from tilewright.ptq.reconstruct import (
     Moments,
     best_bias,
     descend,

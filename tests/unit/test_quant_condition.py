@@ -127,7 +127,7 @@ def test_the_float_function_stays_and_smoothing_is_kept_only_where_it_serves() -
 
 
 def test_fits_that_do_not_serve_the_outputs_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tilewright.quant import sequential
+    from tilewright.ptq import sequential
 
     def spoil(top: Stage, stage: Stage, *_: object) -> list[sequential.LayerImprovement]:
         del top

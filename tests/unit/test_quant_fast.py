@@ -10,9 +10,9 @@ from tests.odd_networks import odd_network
 from tests.quant_graphs import Graph, codes, f32, random_codes
 from tests.quant_modules import normal_samples, quantised_stages
 from tests.random_networks import random_network
-from tilewright.compiler import Stage
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects import quant
+from tilewright.ir.stage import Stage
 from tilewright.quant.fast import FastSession
 from tilewright.quant.reference import QuantSession
 

@@ -14,12 +14,13 @@ from tests.random_networks import random_network
 from tilewright.compare import compare
 from tilewright.compiler import Stage, compile_model
 from tilewright.dialects.quant import ConvOp
-from tilewright.quant import kernels, sequential
+from tilewright.ptq import sequential
+from tilewright.ptq.layer_fit import Geometry, Layer, fit_layer
+from tilewright.ptq.options import QuantOptions
+from tilewright.ptq.sequential import improve
+from tilewright.quant import kernels
 from tilewright.quant.graph import main_function
-from tilewright.quant.layer_fit import Geometry, Layer, fit_layer
-from tilewright.quant.options import QuantOptions
 from tilewright.quant.reference import QuantSession
-from tilewright.quant.sequential import improve
 from tilewright.runtime.float_executor import TopSession
 from tilewright.spec.hardware import load_target
 

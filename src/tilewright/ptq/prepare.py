@@ -211,7 +211,7 @@ def improve_codes(
     out of the fit say whether its outputs came closer to the float ones, else all is taken back.
     """
     from tilewright.ir.stage import Stage
-    from tilewright.quant.sequential import improve
+    from tilewright.ptq.sequential import improve
 
     stage, before = Stage(module, context.weights), context.weights.copy()
     fitted = [s for i, s in enumerate(prepared.samples) if i % HELD_OUT != HELD_OUT // 2]

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.quant.reconstruct_kernel import descend_rows, settle_rows
+from tilewright.ptq.reconstruct_kernel import descend_rows, settle_rows
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -24,16 +24,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.ptq.layer_fit import Change, Geometry, Layer, fit_layer, judged
 from tilewright.quant.fast import Segment
 from tilewright.quant.graph import argument_names, layer_of, main_function
-from tilewright.quant.layer_fit import Change, Geometry, Layer, fit_layer, judged
 
 if TYPE_CHECKING:
     from xdsl.ir import Operation, SSAValue
 
-    from tilewright.compiler import Stage
     from tilewright.dialects.quant import ConvOp, LinearOp
-    from tilewright.quant.options import QuantOptions
+    from tilewright.ir.stage import Stage
+    from tilewright.ptq.options import QuantOptions
 
 Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]

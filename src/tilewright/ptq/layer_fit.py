@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.ptq.reconstruct import Moments, fit_codes
 from tilewright.quant.parameters import BIAS_LIMIT, prove_accumulator, truncation_term
-from tilewright.quant.reconstruct import Moments, fit_codes
 
 if TYPE_CHECKING:
     from xdsl.ir import Operation
