@@ -69,9 +69,9 @@ def condition(
         shares = SHARES if options.level >= 2 else ()
     if shares and samples and find_places(stage.module):
         forced = options.smooth is not None
-        before = None if forced else trial(stage, context, samples, options)
+        before = None if forced else trial(stage, top, context, samples, options)
         stage, before, found = _best(
-            stage, context, samples, options, before,
+            stage, top, context, samples, options, before,
             {f"smoothing {share:g}": _smoothing(share) for share in shares},
         )  # fmt: skip
         changed |= found
@@ -79,10 +79,10 @@ def condition(
     if wanted and samples:
         forced = options.equalise is True
         if before is None and not forced:
-            before = trial(stage, context, samples, options)
+            before = trial(stage, top, context, samples, options)
         stage, before, found = _best(
-            stage, context, samples, options, None if forced else before,
-            {"equalisation": _equalising},
+            stage, top, context, samples, options, None if forced else before,
+            {"equalisation": _equalising(bounded=forced)},
         )  # fmt: skip
         changed |= found
     return stage if changed else top
@@ -97,14 +97,15 @@ def _smoothing(share: float) -> Change:
     return lambda context, stage, samples: smooth(context, stage.module, samples, share)
 
 
-def _equalising(context: CompileContext, stage: Stage, samples: Sequence[Sample]) -> int:
+def _equalising(bounded: bool) -> Change:
     from tilewright.ptq.equalize import equalize
 
-    return equalize(context, stage.module, samples)
+    return lambda context, stage, samples: equalize(context, stage.module, samples, bounded)
 
 
 def _best(
     stage: Stage,
+    real: Stage,
     context: CompileContext,
     samples: Sequence[Sample],
     options: QuantOptions,
@@ -125,7 +126,7 @@ def _best(
         tried = Made(tried.module, scratch.weights)
         if not count:
             continue
-        reached = math.inf if before is None else trial(tried, context, samples, options)
+        reached = math.inf if before is None else trial(tried, real, context, samples, options)
         better = level is None or reached > level + LEAST_GAIN_DB
         if before is not None:
             context.decide(
@@ -189,9 +190,13 @@ def _types(
 
 
 def trial(
-    stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
+    stage: Stage,
+    real: Stage,
+    context: CompileContext,
+    samples: Sequence[Sample],
+    options: QuantOptions,
 ) -> float:
-    """Return the outputs' signal-to-noise ratio, in dB, of the stage quantised plainly."""
+    """Return the signal-to-noise ratio, in dB, of the stage quantised plainly, against `real`."""
     from tilewright.ptq.prepare import output_decibels
 
-    return output_decibels(stage, _emitted(stage, context, samples, options), samples)
+    return output_decibels(real, _emitted(stage, context, samples, options), samples)

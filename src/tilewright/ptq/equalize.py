@@ -13,8 +13,8 @@ that calibration saw, it still lies at twice that or above: it clips only what c
 nowhere near. A channel that hardly ever fires is not known well enough for that, so gains stay
 small and channels that never fired are left alone.
 
-Not part of the default pipeline: where upper bounds are many and channels fire rarely
-(EfficientNet-Lite0) it costs more than it gains; check the float model after it.
+The default pipeline leaves layers with an upper bound alone: where channels fire rarely
+(EfficientNet-Lite0) a few samples know too little of them, and it costs more than it gains.
 
 A depthwise consumer has a weight scale for each channel, so `k` fills the range. Others share a
 scale among input channels; `k` then balances activation and weight precision (geometric mean).
@@ -55,13 +55,20 @@ class Pair:
     consumers: tuple[Operation, ...]
 
 
-def equalize(ctx: CompileContext, module: ModuleOp, samples: Iterable[Mapping[str, Array]]) -> int:
+def equalize(
+    ctx: CompileContext,
+    module: ModuleOp,
+    samples: Iterable[Mapping[str, Array]],
+    bounded: bool = True,
+) -> int:
     """Equalise the channels of `@main` in place and return how many layers were changed.
 
     Args:
         ctx: holds the weights, which are replaced, and the decision log.
         module: a fused float `top` module.
         samples: inputs by name; they give the largest magnitude of every channel.
+        bounded: also layers with an upper bound, whose function changes where a channel exceeds
+            `HEADROOM` times what the samples showed.
     """
     pairs = find_pairs(module)
     if not pairs:
@@ -69,7 +76,7 @@ def equalize(ctx: CompileContext, module: ModuleOp, samples: Iterable[Mapping[st
     maxima = channel_maxima(ctx, module, [pair.producer for pair in pairs], samples)
     changed = 0
     for pair in pairs:
-        changed += _equalize_pair(ctx, pair, maxima[pair.producer])
+        changed += _equalize_pair(ctx, pair, maxima[pair.producer], bounded)
     return changed
 
 
@@ -145,7 +152,7 @@ def channel_maxima(
     return found
 
 
-def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray) -> bool:
+def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray, bounded: bool) -> bool:
     from tilewright.dialects.top.base import Attrs, is_absent
     from tilewright.quant.graph import layer_of
 
@@ -155,11 +162,15 @@ def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray) -> bool:
     if low not in (None, 0.0):
         ctx.decide(layer, STAGE, False, f"its lower bound {low:g} does not scale")
         return False
+    high = attrs.number("clamp_max")
+    if high is not None and np.isfinite(high) and not bounded:
+        ctx.decide(layer, STAGE, False, f"its upper bound {high:g} would cut scaled channels")
+        return False
     total = float(maxima.max())
     if not np.isfinite(total) or total <= 0:
         ctx.decide(layer, STAGE, False, "it was always zero")
         return False
-    headroom = 1.0 if attrs.number("clamp_max") is None else HEADROOM
+    headroom = 1.0 if high is None else HEADROOM
     room = np.maximum(total / np.maximum(headroom * maxima, total / LARGEST_GAIN), 1.0)
     gain = np.where(maxima > 0, room, 1.0)
     for consumer in pair.consumers:
