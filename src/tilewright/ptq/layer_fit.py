@@ -170,7 +170,7 @@ class Layer:
             if attrs.string("rounding") == "truncate" and attrs.integer("zp") != target.zero:
                 term = np.array(
                     [
-                        truncation_term(names[0], int(m), int(s))
+                        truncation_term(names[0], int(m), int(s), target.zero)
                         for m, s in zip(mult, shift, strict=True)
                     ],
                     np.int64,

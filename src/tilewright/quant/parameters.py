@@ -25,11 +25,17 @@ BIAS_LIMIT = 2**30
 SMALLEST_SCALE = 2.0**-126
 """Scales below the smallest normal float32 are of no use."""
 
-TRUNCATION_STEPS = 128.5
-"""`B` of the contract: output steps added before a truncating shift."""
+
+def lift(zero_point: int) -> int:
+    """Return the whole output steps added before a truncating shift: `B` of the contract less 1/2.
+
+    The least code lies `128 + zero_point` steps below real zero, and sums may round to any code.
+    """
+    return 128 + max(zero_point, 0)
+
 
 MAX_COMPENSATED_SHIFT = 54
-"""`257 * 2^(s-1)` and the products beside it stay inside int64 up to this shift."""
+"""`511 * 2^(s-1)` and the products beside it stay inside int64 up to this shift."""
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
@@ -134,10 +140,9 @@ def scalar_parameters(
 ) -> ScalarParameters:
     """Encode the scale ratios (operand over result) of add, sub, mul, requantize or resize.
 
-    The common shift is that of the largest ratio. On truncating targets `257 * 2^(s-1)`, that is
-    128.5 output steps, is
-    added before the shift and the stored zero point is 128 less, which makes truncation round
-    half up exactly.
+    The common shift is that of the largest ratio. On truncating targets `lift + 1/2` output steps
+    (`257 * 2^(s-1)` for zero point 0) are added before the shift and the stored zero point is
+    `lift` less, which makes truncation round half up exactly.
     """
     truncating = rounding == "truncate"
     largest = max(ratios)
@@ -147,7 +152,8 @@ def scalar_parameters(
     multipliers = tuple(min(round(math.ldexp(ratio, shift)), 2**31 - 1) for ratio in ratios)
     assert max(multipliers) == m or largest == 0
     if truncating and shift > 0:
-        return ScalarParameters(multipliers, shift, 257, shift - 1, zero_point - 128)
+        up = lift(zero_point)
+        return ScalarParameters(multipliers, shift, 2 * up + 1, shift - 1, zero_point - up)
     # Without a shift nothing is rounded, so there is nothing to make up for.
     return ScalarParameters(multipliers, shift, 0, 0, zero_point)
 
@@ -174,8 +180,8 @@ def pool_parameters(
     bias = -zero_in * window
     zp = zero_out
     if rounding == "truncate" and s > 0:
-        bias += truncation_term(layer, m, s)
-        zp -= 128
+        bias += truncation_term(layer, m, s, zero_out)
+        zp -= lift(zero_out)
     if window * 128 + abs(bias) >= 2**31:
         raise TilewrightError(
             "E0302",
@@ -185,19 +191,20 @@ def pool_parameters(
     return PoolParameters(m, s, bias, zp)
 
 
-def truncation_term(layer: str, m: int, s: int) -> int:
-    """Return `round(128.5 * 2^s / m)`, what a truncating target adds to a bias.
+def truncation_term(layer: str, m: int, s: int, zero_point: int) -> int:
+    """Return `round((lift + 1/2) * 2^s / m)`, what a truncating target adds to a bias.
 
     Raises:
         TilewrightError: E0302, the term does not fit 32 bits.
     """
-    if m == 0 or (257 << s) // (2 * m) >= 2**31 - 1:
+    twice = 2 * lift(zero_point) + 1
+    if m == 0 or (twice << s) // (2 * m) >= 2**31 - 1:
         raise TilewrightError(
             "E0302",
             f'"{layer}" cannot be rounded properly on a truncating target',
             details=[f"multiplier {m} / 2^{s} is too small for a 32-bit bias"],
         )
-    return (257 * 2**s + m) // (2 * m)
+    return (twice * 2**s + m) // (2 * m)
 
 
 @dataclass(frozen=True)
@@ -285,7 +292,7 @@ def quantise_channels(
         scales[:] = max(output_scale / input_scale * 2.0**-16, SMALLEST_SCALE)
 
     truncating = rounding == "truncate"
-    steps = TRUNCATION_STEPS * output_scale if truncating else 0.0
+    steps = (lift(output_zero) + 0.5) * output_scale if truncating else 0.0
     float_bias = real_bias
     raised = np.zeros(channels, dtype=np.bool_)
     lowest = -qmax if given is None or qmax != QMAX else -QMAX - 1
@@ -314,10 +321,13 @@ def quantise_channels(
     zp = output_zero
     if truncating:
         integer_bias += np.array(
-            [truncation_term(layer, int(a), int(b)) for a, b in zip(m, s, strict=True)],
+            [
+                truncation_term(layer, int(a), int(b), output_zero)
+                for a, b in zip(m, s, strict=True)
+            ],
             dtype=np.int64,
         )
-        zp -= 128
+        zp -= lift(output_zero)
     prove_accumulator(layer, flat, integer_bias)
     return ChannelParameters(
         weight=codes.astype(np.int8),
