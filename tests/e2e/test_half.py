@@ -169,7 +169,7 @@ def test_functions_of_the_vector_unit() -> None:
     weights = {
         f"w_{kind}": np.abs(normal(index, 6, 6, 1, 1)) / 6 for index, kind in enumerate(kinds)
     }
-    model = network(nodes, [1, 6, 9, 7], b=np.full(6, 0.5, np.float32), **weights)
+    model = network(nodes, [1, 6, 9, 7], opset=20, b=np.full(6, 0.5, np.float32), **weights)
     x = np.random.default_rng(1).uniform(0.25, 1.25, (1, 6, 9, 7)).astype(np.float32)
     compiled = half(model, x)
     near(check(compiled, x)["y"], float_output(model, x))
@@ -245,7 +245,7 @@ def test_many_clamps_take_turns_in_the_registers() -> None:
         nodes.append(node("Clip", f"{value} lo{index} hi{index}", f"clip{index}"))
         value = "y" if index == 3 else f"sum{index}"
         nodes.append(node("Add", f"clip{index} x", value))
-    model = network(nodes, [1, 4, 6, 5], **constants)
+    model = network(nodes, [1, 4, 6, 5], opset=20, **constants)
     x = normal(0, 1, 4, 6, 5) * 4
     near(check(half(model, x, FEW), x)["y"], float_output(model, x))
 

@@ -129,7 +129,7 @@ def programs(draw: st.DrawFn) -> list[Instr]:
         for _ in range(2):
             low = draw(st.integers(0, 40)) * 8
             regions.append([Region("sram", low, low + 8 * draw(st.integers(1, 5)))])
-        result.append(Instr(name, dict(fields), "", *regions))
+        result.append(Instr(name, dict(fields), "", regions[0], regions[1]))
     return result
 
 
