@@ -85,6 +85,9 @@ class CompileOptions:
     constants_in_sram: tuple[str, ...] = ()
     """Layers, or their constants, by the model's names; `all`: every one. They are loaded once,
     when the program starts, and stay in SRAM to its end."""
+    bank_policy: Literal["shared", "strict"] = "shared"
+    """`strict`: a layer's parameters of channels and of activations never share a bank of the chip,
+    and it never overwrites its own; a layer that does not fit so is refused."""
     keep_ir: tuple[str, ...] = ("quant",)
     """Levels whose IR goes into the package."""
 
@@ -167,6 +170,7 @@ def build(
             goal=options.optimise,
             constants_in_sram=options.constants_in_sram,
             overflow=options.overflow,
+            bank_policy=options.bank_policy,
             progress=progress,
         )
         program, decisions = compiled.program, compiled.decisions
@@ -182,6 +186,8 @@ def build(
         asked |= {"level": options.level, "optimise": options.optimise}
         if options.constants_in_sram:
             asked["constants_in_sram"] = list(options.constants_in_sram)
+        if options.bank_policy != "shared":
+            asked["quant_bank_policy"] = options.bank_policy
     from tilewright.codegen.package import PackageContent
 
     content = PackageContent(

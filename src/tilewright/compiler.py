@@ -231,6 +231,7 @@ def compile_model(
     goal: Goal = "speed",
     constants_in_sram: Sequence[str] = (),
     overflow: Literal["host", "refuse"] = "host",
+    bank_policy: Literal["shared", "strict"] = "shared",
     progress: Progress = _ignore,
 ) -> Compiled:
     """Compile a model to an int8 or fp16 program.
@@ -259,6 +260,9 @@ def compile_model(
             constants are loaded once, when the program starts, and stay in SRAM to its end.
         overflow: fp16: layers whose values would overflow stay float32 on the host, or the model is
             refused.
+        bank_policy: `strict`: a layer's parameters of channels and of activations never share a
+            bank of the chip, and it never overwrites its own; a layer that does not fit so is
+            refused. The results are the same.
         progress: see `Progress`.
 
     Raises:
@@ -332,7 +336,11 @@ def compile_model(
         write_attribute(module, table)
     layers = layers_of_constants(module, constants_in_sram)
     stages: dict[str, Stage] = {"top": top}
-    passes = {"convert-to-half": f"overflow={overflow}", **_level_options(level, goal, fuse)}
+    passes = {
+        "convert-to-half": f"overflow={overflow}",
+        "lower-affine-to-tpu": f"quant-bank-policy={bank_policy}",
+        **_level_options(level, goal, fuse),
+    }
     for share, phase, made in (
         (0.5, "quantise" if dtype == "int8" else "half", "quant"),
         (0.6, "linalg", "linalg"),

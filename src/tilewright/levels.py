@@ -96,14 +96,14 @@ def check_limits(module: ModuleOp, context: CompileContext) -> None:
     """
     if level_of(module) != "tpu":
         return
-    from tilewright.codegen.verify import verify_program
+    from tilewright.codegen.verify_compiled import verify_compiled
     from tilewright.dialects.tpu import ProgramOp
 
     if context.target is None:
         raise TilewrightError("E0501", "the module does not say which chip it was lowered for")
     for op in module.body.ops:
         if isinstance(op, ProgramOp):
-            verify_program(op.instructions(), context.target)
+            verify_compiled(op, context.target)
 
 
 def program_of(module: ModuleOp, context: CompileContext) -> Program:

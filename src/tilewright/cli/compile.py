@@ -166,6 +166,12 @@ def add_compile_options(parser: argparse.ArgumentParser) -> None:
         "--no-fusion", action="store_true",
         help="every layer and addition in a loop nest of its own, its operands in DDR",
     )  # fmt: skip
+    speed.add_argument(
+        "--quant-bank-policy", choices=("shared", "strict"), default="shared",
+        help="the chip's banks of quantisation parameters: shared (default), or strict: those of a "
+        "layer's weights and of its activations are always in different banks, none is overwritten "
+        "by the same layer, and a layer that does not fit so is an error",
+    )  # fmt: skip
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument(
         "--dtype", choices=("int8", "fp16", "float32"), default="int8",
@@ -371,6 +377,10 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
             raise UsageError("E0702", "--constant-in-sram names nothing")
     if kept and options.dtype == "float32":
         raise UsageError("E0702", "--constant-in-sram: in float32 nothing runs on the chip")
+    if options.quant_bank_policy == "strict" and options.dtype != "int8":
+        raise UsageError(
+            "E0702", f"--quant-bank-policy strict: in {options.dtype} there are no such parameters"
+        )
     if options.dtype != "int8" and (options.weight_bits != 8 or options.layer_bits):
         raise UsageError(
             "E0702", f"--weight-bits, --layer-bits: in {options.dtype} weights are floats"
@@ -392,6 +402,7 @@ def compile_options(options: argparse.Namespace, keep_ir: str) -> CompileOptions
         dtype=options.dtype,
         timing=options.timing_constraints,
         overflow=options.fp16_overflow,
+        bank_policy=options.quant_bank_policy,
         fuse=not options.no_fusion,
         level=options.level,
         optimise=options.optimise,

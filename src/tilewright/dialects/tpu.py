@@ -20,6 +20,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from xdsl.dialects.builtin import (
+    DenseArrayBase,
     DictionaryAttr,
     IntegerAttr,
     StringAttr,
@@ -43,6 +44,9 @@ from xdsl.utils.exceptions import VerifyException
 
 from tilewright.spec.isa import BY_NAME, INSTRUCTIONS, Field, Instruction, Kind
 from tilewright.spec.program import DEFAULTS, Instr
+
+PARAMETERS, POLICY = "parameters", "quant_bank_policy"
+"""Attributes of a program: constants its layers read from registers; how banks were given out."""
 
 _HEX = (Kind.SRAM, Kind.DDR)
 
@@ -341,6 +345,22 @@ class ProgramOp(IRDLOperation):
     def instructions(self) -> list[Instr]:
         """Return the instructions in the compact form."""
         return [op.instr() for op in self.body.block.ops if isinstance(op, InstructionOp)]
+
+    def needs(self) -> dict[str, tuple[int, ...]] | None:
+        """Return the addresses of the constants each layer reads from registers, if it says."""
+        known = self.attributes.get(PARAMETERS)
+        if not isinstance(known, DictionaryAttr):
+            return None
+        return {
+            layer: tuple(int(place) for place in places.get_values())
+            for layer, places in known.data.items()
+            if isinstance(places, DenseArrayBase)
+        }
+
+    @property
+    def strict_banks(self) -> bool:
+        """Whether the program keeps policy `strict` of the parameter banks."""
+        return self.attributes.get(POLICY) == StringAttr("strict")
 
     def verify_(self) -> None:
         """Check that the block holds only instructions, and `tpu.halt` exactly at the end."""

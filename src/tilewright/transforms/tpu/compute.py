@@ -190,11 +190,9 @@ class Compute:
             if fused:
                 emit_conv.fuse_table(self.emitter, source, key, tile, target)
                 return
-            register = self.emitter.table(key, tile)
+            held = self.emitter.table(key, tile)
             counts, steps = loops_of(op, [source, target])
-            emit_vector.copy(
-                self.emitter, source, target, (steps[0], steps[1]), counts, table_register=register
-            )
+            emit_vector.copy(self.emitter, source, target, (steps[0], steps[1]), counts, held=held)
 
         return run
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil
@@ -12,7 +12,7 @@ from tilewright.schedule.cost import join_blocks
 from tilewright.schedule.footprint import ConvForm, Stack
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME, DTYPES, FUNCTIONS
-from tilewright.transforms.tpu.emitter import Emitter
+from tilewright.transforms.tpu.emitter import WANT, Emitter
 from tilewright.transforms.tpu.instruction import Instr
 from tilewright.transforms.tpu.views import (
     Accumulator,
@@ -64,12 +64,12 @@ class CodeEnd:
     raw: bool = False
     """The 32-bit sums, with their biases, are written as they are."""
 
-    def fields(self, emitter: Emitter, key: object, tile: Tile, first: int, count: int) -> Fields:
+    def fields(self, emitter: Emitter, key: Hashable, tile: Tile, first: int, count: int) -> Fields:
         """Make the parameters of blocks resident; return the fields of their `vec_drain`."""
-        entry, register = emitter.channel_parameters(key, tile, first, count)
+        held = emitter.channel_parameters(key, tile, first, count)
         if self.raw:
-            return {"param": entry, "v": register, "raw": 1}
-        return {"param": entry, "v": register, "zp": self.zp, "lo": self.lo, "hi": self.hi}
+            return held | {"raw": 1}
+        return held | {"zp": self.zp, "lo": self.lo, "hi": self.hi}
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ class HalfEnd:
     blocks: int
     """Blocks of biases in the parameter tile; the clamp's bounds lie behind them."""
 
-    def fields(self, emitter: Emitter, key: object, tile: Tile, first: int, count: int) -> Fields:
+    def fields(self, emitter: Emitter, key: Hashable, tile: Tile, first: int, count: int) -> Fields:
         """As `CodeEnd.fields`."""
-        _, register = emitter.channel_parameters(key, tile, first, count, half=True)
+        held = emitter.channel_parameters(key, tile, first, count, half=True)
         behind = self.blocks * 4 * emitter.hardware.vector_lanes
         return {
             "dtype": HALF,
-            "v": register,
-            "v_clamp": emitter.clamp(self.clamp, tile, behind),
+            **held,
+            **emitter.clamp(self.clamp, tile, behind),
             "function": FUNCTIONS.index(self.function),
         }
 
@@ -335,7 +335,7 @@ def _reduce_gathered(
             mac = issue_mac(emitter, reduction, piece, span, accumulate=False)
             mac.fields["push"] = 1
             tile.drains.append(len(emitter.program))
-            own = fields | {name: fields[name] + first for name in ("param", "v") if name in fields}
+            own = emitter.from_block(fields, first)
             _drain(emitter, work.form, mac, _rows_of(out, part.first, part.rows), piece, span, own)
 
 
@@ -364,7 +364,7 @@ def requantise(
     emitter: Emitter,
     acc_view: View,
     parameters: Tile,
-    key: object,
+    key: Hashable,
     target: View,
     end: CodeEnd | HalfEnd,
     join: Callable[[int, int], None] | None = None,
@@ -390,9 +390,7 @@ def requantise(
             emitter, key, parameters, chunk.part * form.part_blocks + chunk.first, chunk.count
         )
         # The parameters of the whole chunk are resident; the piece starts inside.
-        for name in ("param", "v"):
-            if name in fields:
-                fields[name] += piece.first - chunk.first
+        fields = emitter.from_block(fields, piece.first - chunk.first)
         if form.stack is not None:
             _reduce_gathered(emitter, work, piece, out, fields)
         for span in spans if form.stack is None else ():
@@ -448,21 +446,22 @@ def _drain(
     emitter.half = (mac.fields["m_half"] + blocks) % 2
 
 
-def fuse_table(emitter: Emitter, source: View, key: object, table: Tile, target: View) -> None:
+def fuse_table(emitter: Emitter, source: View, key: Hashable, table: Tile, target: View) -> None:
     """Make the drains that produced `source` apply a table and write to `target` instead."""
     old, new = source.buffer, target.buffer
     assert isinstance(old, Tile)
     assert isinstance(new, Tile)
     first = old.drains[0]
     before = len(emitter.program)
-    register = emitter.table(key, table, before=first)
+    held = emitter.table(key, table, before=first)
     moved = len(emitter.program) - before
     shift = tile_address(target) - tile_address(source)
     for position in old.drains:
         drain = emitter.program[position + moved]
         drain.fields |= {
             "use_table": 1,
-            "v_table": register,
+            "v_table": held["v_table"],
             "dst": drain.fields["dst"] + shift,
         }
+        drain.wants["v_table"] = held[f"{WANT}v_table"]
         drain.writes = [new.region]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tilewright.transforms.tpu.emitter import Emitter
+from tilewright.transforms.tpu.emitter import Emitter, place_of
 from tilewright.transforms.tpu.views import (
     DdrBuffer,
     Loop,
@@ -26,13 +26,13 @@ def softmax(
     """Issue a softmax of every pixel of a tile [h, w, n]; `end` has the instruction's numbers."""
     assert table.source is not None
     assert isinstance(table.source.buffer, DdrBuffer)
-    register = emitter.row_table(table.source.buffer.name, table)
+    held = emitter.row_table(table.source.buffer.name, table)
     for places in _places(source, target):
         emitter.add(
             "vec_softmax",
             reads=[_tile(source).region],
             writes=[_tile(target).region],
-            v_table=register,
+            **held,
             **places,
             **end,
         )
@@ -48,6 +48,7 @@ def layer_norm(
             reads=[_tile(source).region, parameters.region],
             writes=[_tile(target).region],
             params=parameters.address,
+            want_params=place_of(parameters)[0],
             **places,
             **end,
         )

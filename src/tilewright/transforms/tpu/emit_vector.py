@@ -39,7 +39,7 @@ class Rescale:
     def fields(self, emitter: Emitter, scalars: Tile) -> dict[str, int]:
         """Make the parameters resident and return the instruction fields."""
         return {
-            "param": emitter.scalar_parameters(self.mult_a, self.mult_b, self.shift, scalars),
+            **emitter.scalar_parameters(self.mult_a, self.mult_b, self.shift, scalars),
             "bias": self.bias,
             "bias_shift": self.bias_shift,
             "za": self.za,
@@ -59,7 +59,7 @@ class HalfOutput:
 
     def fields(self, emitter: Emitter, scalars: Tile) -> dict[str, int]:
         """Make the clamp resident and return the instruction fields."""
-        return {"v_clamp": emitter.clamp(self.clamp, scalars)}
+        return emitter.clamp(self.clamp, scalars)
 
 
 def _tile(view: View) -> Tile:
@@ -144,9 +144,12 @@ def copy(
     counts: Sequence[int],
     rescale: Rescale | HalfOutput | None = None,
     scalars: Tile | None = None,
-    table_register: int | None = None,
+    held: dict[str, int] | None = None,
 ) -> None:
-    """Move (and rescale, look up, or apply a function to) a tile, in any order of dimensions."""
+    """Move (and rescale, look up, or apply a function to) a tile, in any order of dimensions.
+
+    `held` names the lookup table, if there is one (`Emitter.table`).
+    """
     loops = [
         Loop(count, pair)
         for count, *pair_ in zip(counts, *steps, strict=True)
@@ -162,8 +165,8 @@ def copy(
         common |= {"requantise": 1, **rescale.fields(emitter, scalars)}
         if isinstance(rescale, HalfOutput):
             common["function"] = FUNCTIONS.index(rescale.function)
-    if table_register is not None:
-        common |= {"use_table": 1, "v_table": table_register}
+    if held is not None:
+        common |= {"use_table": 1, **held}
     limits = (1 << 12, 1 << 14, 1 << 14, 1 << 16)
     for (off_s, off_t), (third, second, first, inner) in fit_loops(loops, limits, 2):
         emitter.add(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from tilewright.diagnostics import TilewrightError
 from tilewright.ir.weights import WeightStore
-from tilewright.schedule.footprint import max_parameter_blocks, parameter_bytes, table_registers
+from tilewright.schedule.footprint import parameter_bytes, table_registers
 from tilewright.spec.hardware import Hardware
 from tilewright.spec.isa import BY_NAME
 from tilewright.spec.limits import row_table_registers
 from tilewright.transforms.tpu.constants import ConstantSegment, pack_clamp, pack_scalars
 from tilewright.transforms.tpu.cut_rows import cut_rows
 from tilewright.transforms.tpu.instruction import Instr, Region
+from tilewright.transforms.tpu.parameter_banks import ParameterBanks, Policy
 from tilewright.transforms.tpu.views import (
     DdrBuffer,
     Loop,
@@ -30,19 +31,24 @@ CONSTANTS_R, WORKSPACE_R = 1, 2
 
 _DMA_LIMITS = (1 << 12, 1 << 14, 1 << 14)
 _RUN_LIMIT = 1 << 20
+WANT = "want_"
+"""Put before a field's name: where the constants lie that the field must name (`Instr.wants`)."""
 
 
 class Emitter:
     """Appends instructions to a program; one method a kind of transfer.
 
-    Parameter banks: per-channel parameters (weights' scales) alternate between banks 0 and 1,
-    scalars of activations take entries of banks 2 and 3 in turn, so that weight and activation
-    parameters of a layer never share a bank. The vector unit's queue is in order, so an entry can
-    be rewritten as soon as the instructions that read it are issued.
+    Entries of the parameter banks are given out by `ParameterBanks`. The vector unit's queue is in
+    order, so an entry can be rewritten as soon as the instructions that read it are issued. What
+    every instruction must find in registers goes into its `wants`.
     """
 
     def __init__(
-        self, hardware: Hardware, weights: WeightStore, constants: ConstantSegment
+        self,
+        hardware: Hardware,
+        weights: WeightStore,
+        constants: ConstantSegment,
+        policy: Policy = "shared",
     ) -> None:
         self.hardware = hardware
         self.weights = weights
@@ -53,14 +59,12 @@ class Emitter:
         """Position in the program of the last store to every DDR tensor."""
         self.half = 0
         """Half of the M registers the next pushing `mac_conv` starts with."""
-        self.blocks = max_parameter_blocks(hardware)
-        self._bank = 0
-        self._resident: list[object] = [None, None]
-        self._scalars: dict[tuple[int, int, int], int] = {}
-        self._scalar_next = 0
+        self.banks = ParameterBanks(hardware, policy)
+        self.blocks = self.banks.blocks
         self._table: object = None
         self._row_table: object = None
         self._clamps: dict[tuple[float, float], int] = {}
+        self._clamp_places: dict[tuple[float, float], int] = {}
         self._clamp_next = 0
         last = hardware.dma_channels - 1
         self.channel_input = 0
@@ -71,8 +75,9 @@ class Emitter:
     def add(
         self, name: str, reads: Sequence[Region] = (), writes: Sequence[Region] = (), **fields: int
     ) -> Instr:
-        """Append an instruction for the current layer."""
-        instr = Instr(name, fields, self.layer, list(reads), list(writes))
+        """Append an instruction for the current layer; fields with `WANT` become its `wants`."""
+        wants = {key.removeprefix(WANT): fields.pop(key) for key in list(fields) if WANT in key}
+        instr = Instr(name, fields, self.layer, list(reads), list(writes), wants)
         if name in ("vec_param", "vec_table"):
             # It may take registers that a softmax's table lay in; that is rare and loaded again.
             self._row_table = None
@@ -150,6 +155,7 @@ class Emitter:
     def load_constant(self, offset: int, size: int, tile: Tile, channel: int) -> None:
         """Copy `size` bytes of the constants segment to the start of a tile."""
         assert size <= tile.size_bytes, (size, tile)
+        tile.constants = (offset, size)
         self.add(
             "dma_load",
             reads=[Region("const", offset, offset + size)],
@@ -278,43 +284,53 @@ class Emitter:
     # -- registers of the vector unit -----------------------------------------------------------
 
     def channel_parameters(
-        self, key: object, tile: Tile, first: int, count: int, half: bool = False
-    ) -> tuple[int, int]:
-        """Make `count` parameter blocks of a tile resident; return (entry, V register).
+        self, key: Hashable, tile: Tile, first: int, count: int, half: bool = False
+    ) -> dict[str, int]:
+        """Make `count` parameter blocks of a tile resident; return the fields that name them.
 
-        With `half` a block is biases only, and the entry means nothing.
+        With `half` a block is biases only, and there is no entry.
         """
-        wanted = (key, first, count)
-        for bank in (0, 1):
-            if self._resident[bank] == wanted:
-                return bank * self.hardware.quant_bank_entries, bank * self.blocks
-        bank = self._bank
-        self._bank ^= 1
-        self._resident[bank] = wanted
-        entry, register = bank * self.hardware.quant_bank_entries, bank * self.blocks
-        # A chip of two banks keeps scalars in the second: those overwritten are not there any more.
-        for old in [old for old, at in self._scalars.items() if entry <= at < entry + count]:
-            del self._scalars[old]
-        block_bytes = (4 if half else 9) * self.hardware.vector_lanes
-        self.add(
-            "vec_param",
-            reads=[tile.region],
-            writes=(),
-            src=tile.address + first * block_bytes,
-            count=count,
-            v=register,
-            **({"bias_only": 1} if half else {"param": entry}),
+        block_bytes = self.block_bytes(half)
+        offset, size = place_of(tile)
+        entry, register, resident = self.banks.channels(
+            self.layer, key, first, count, size // block_bytes - half, not half
         )
-        return entry, register
+        names = {"v": register} if half else {"param": entry, "v": register}
+        if not resident:
+            self.add(
+                "vec_param",
+                reads=[tile.region],
+                writes=(),
+                src=tile.address + first * block_bytes,
+                count=count,
+                **names,
+                **({"bias_only": 1} if half else {}),
+            )
+        return names | {f"{WANT}v": offset + first * block_bytes}
 
-    def clamp(self, bounds: tuple[float, float], tile: Tile, offset: int | None = None) -> int:
-        """Make the bounds of a float clamp resident; return the V register.
+    def block_bytes(self, half: bool) -> int:
+        """Return the bytes of a block of channels' parameters, or of biases only."""
+        return (4 if half else 9) * self.hardware.vector_lanes
+
+    def from_block(self, fields: dict[str, int], first: int) -> dict[str, int]:
+        """Return the fields of a `vec_drain` of blocks from the `first` of a chunk on."""
+        half = "param" not in fields
+        steps = {"param": 1, "v": 1, f"{WANT}v": self.block_bytes(half)}
+        return {name: value + first * steps.get(name, 0) for name, value in fields.items()}
+
+    def clamp(
+        self, bounds: tuple[float, float], tile: Tile, offset: int | None = None
+    ) -> dict[str, int]:
+        """Make the bounds of a float clamp resident; return the fields that name them.
 
         They lie at `offset` bytes into `tile`, or are brought there first.
         """
         register = self._clamps.get(bounds)
-        if register is not None:
-            return register
+        if register is None:
+            register = self._load_clamp(bounds, tile, offset)
+        return {"v_clamp": register, f"{WANT}v_clamp": self._clamp_places[bounds]}
+
+    def _load_clamp(self, bounds: tuple[float, float], tile: Tile, offset: int | None) -> int:
         if offset is None:
             offset = 0
             place = self.constants.add(("clamp", *bounds), pack_clamp(self.hardware, bounds))
@@ -326,63 +342,59 @@ class Emitter:
             low, high, self._table = tables, self.hardware.vector_registers, None
         register = low + self._clamp_next % (high - low)
         self._clamp_next += 1
-        for old in [old for old, at in self._clamps.items() if at == register]:
-            del self._clamps[old]
+        self._forget_clamps(register, 1)
         self._clamps[bounds] = register
+        self._clamp_places[bounds] = place_of(tile)[0] + offset
         source = tile.address + offset
         self.add(
             "vec_param", reads=[tile.region], src=source, count=1, v=register, bias_only=1
         )  # fmt: skip
         return register
 
-    def scalar_parameters(self, mult_a: int, mult_b: int, shift: int, tile: Tile) -> int:
-        """Make the parameters of an elementwise operation resident; return the entry."""
+    def scalar_parameters(self, mult_a: int, mult_b: int, shift: int, tile: Tile) -> dict[str, int]:
+        """Make the parameters of an elementwise operation resident; return the fields for them."""
         key = (mult_a, mult_b, shift)
-        entry = self._scalars.get(key)
-        if entry is not None:
-            return entry
+        entry, resident = self.banks.scalars(self.layer, key)
         offset, size = self.constants.add(
             ("scalars", *key), pack_scalars(self.hardware, mult_a, mult_b, shift)
         )
+        names = {"param": entry, f"{WANT}param": offset}
+        if resident:
+            return names
         assert size <= parameter_bytes(self.hardware, 1)
         self.load_constant(offset, size, tile, self.channel_weights)
-        entries = self.hardware.quant_bank_entries
-        banks = self.hardware.quant_banks
-        first = 2 * entries if banks > 2 else entries
-        slots = (banks - 2) * entries if banks > 2 else entries
-        if banks <= 2:
-            # Bank 1 is also used by channel parameters: forget what it held.
-            self._resident[1] = None
-        entry = first + self._scalar_next % slots
-        self._scalar_next += 1
-        for old in [old for old, at in self._scalars.items() if at == entry]:
-            del self._scalars[old]
-        self._scalars[key] = entry
         # Biases that come along are zero; V registers above the channel biases and table are spare.
         spare = self.hardware.vector_registers - table_registers(self.hardware) - 1
         if spare < 2 * self.blocks:
-            self._resident[1] = None
+            self.banks.evict(1)
             spare = self.blocks
+        self._forget_clamps(spare, 1)
         self.add("vec_param", reads=[tile.region], src=tile.address, param=entry, count=1, v=spare)
-        return entry
+        return names
 
-    def table(self, key: object, tile: Tile, before: int | None = None) -> int:
-        """Make a lookup table resident; return its V register.
+    def _forget_clamps(self, first: int, count: int) -> None:
+        """Forget the bounds in V registers that are overwritten."""
+        for old in [old for old, at in self._clamps.items() if first <= at < first + count]:
+            del self._clamps[old]
+
+    def table(self, key: object, tile: Tile, before: int | None = None) -> dict[str, int]:
+        """Make a lookup table resident; return the fields that name it.
 
         `before`: position in the program to put the load at (for drains already written).
         """
         register = self.hardware.vector_registers - table_registers(self.hardware)
         if self._table != key:
             self._table = key
+            self._forget_clamps(register, table_registers(self.hardware))
             self.add("vec_table", reads=[tile.region], src=tile.address, v=register)
             if before is not None:
                 # Drains already written move up by one; they are not stored yet.
                 assert all(position < before for position in self.written.values())
                 self.program.insert(before, self.program.pop())
-        return register
+        return {"v_table": register, f"{WANT}v_table": place_of(tile)[0]}
 
-    def row_table(self, key: object, tile: Tile) -> int:
-        """Make a softmax's table resident; return its first V register.
+    def row_table(self, key: object, tile: Tile) -> dict[str, int]:
+        """Make a softmax's table resident; return the fields that name it.
 
         It takes the last registers, those of a lookup table among them.
         """
@@ -390,11 +402,10 @@ class Emitter:
         first = self.hardware.vector_registers - count
         if self._row_table != key:
             self._table = None
-            for old in [old for old, at in self._clamps.items() if at >= first]:
-                del self._clamps[old]
+            self._forget_clamps(first, count)
             for bank in (0, 1):
                 if (bank + 1) * self.blocks > first:
-                    self._resident[bank] = None
+                    self.banks.evict(bank)
             most = BY_NAME["vec_param"].field["count"].high
             size = 4 * self.hardware.vector_lanes
             for at in range(0, count, most):
@@ -403,7 +414,13 @@ class Emitter:
                     count=min(most, count - at), v=first + at, bias_only=1,
                 )  # fmt: skip
             self._row_table = key
-        return first
+        return {"v_table": first, f"{WANT}v_table": place_of(tile)[0]}
+
+
+def place_of(tile: Tile) -> tuple[int, int]:
+    """Return offset and bytes of what a tile was loaded with from the constants segment."""
+    assert tile.constants is not None, tile
+    return tile.constants
 
 
 def ddr_argument(name: str, shape: tuple[int, ...], item_bytes: int, constant: bool) -> View:

@@ -33,6 +33,9 @@ class Instr:
     layer: str
     reads: list[Region] = field(default_factory=list[Region])
     writes: list[Region] = field(default_factory=list[Region])
+    wants: dict[str, int] = field(default_factory=dict[str, int])
+    """Where in the constants segment the first block lies that a field (`param`, `v`, `v_table`,
+    `v_clamp`, `params`) must name; blocks of a `vec_drain` have multipliers and biases in one."""
 
     @property
     def engine(self) -> int:

@@ -12,7 +12,13 @@ affine level"). After: `tpu.program @tpu_k`, and on the module
 - `members = {layer = layer}`: layers that run in the nest of another one;
 - `steps_of = {layer = step}`: the step of the plan that a nest is part of, all programs counted on.
 
-On each program `written = {tensor = index}`: the instruction after which the tensor is complete.
+On each program
+
+- `written = {tensor = index}`: the instruction after which the tensor is complete;
+- `parameters = {layer = [addresses]}`: constants, other than its channels' parameters, that a layer
+  reads from the vector unit's registers (see `codegen/verify_parameters.py`);
+- `quant_bank_policy`: `strict` if that was asked for.
+
 Every instruction touches addresses only; the order between engines is derived from them
 (`synchronize`).
 """
@@ -26,6 +32,7 @@ from xdsl.context import Context
 from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import (
     ArrayAttr,
+    DenseArrayBase,
     DictionaryAttr,
     IntegerAttr,
     MemRefType,
@@ -36,8 +43,9 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 
+from tilewright.codegen.verify_parameters import verify_parameters
 from tilewright.diagnostics import TilewrightError
-from tilewright.dialects.tpu import ProgramOp
+from tilewright.dialects.tpu import PARAMETERS, POLICY, ProgramOp
 from tilewright.ir.context import CompileContext, compile_context
 from tilewright.schedule.ddr import Lifetime, place_ddr
 from tilewright.spec.hardware import Hardware
@@ -54,6 +62,7 @@ from tilewright.transforms.tpu.evaluate import Evaluator
 from tilewright.transforms.tpu.instruction import touch
 from tilewright.transforms.tpu.layout import lay_out
 from tilewright.transforms.tpu.nests import Nests, attr_str, item_bytes_of, memory_space
+from tilewright.transforms.tpu.parameter_banks import Policy, policy_of
 from tilewright.transforms.tpu.synchronize import synchronize
 from tilewright.transforms.tpu.views import DdrBuffer, View, whole
 
@@ -77,18 +86,26 @@ class _Tensor:
 class LowerAffineToTpuPass(ModulePass):
     """Lower tiled functions to instructions.
 
-    Requires: the affine level. Ensures: one `tpu.program` a TPU segment, no function with a body.
+    Requires: the affine level. Ensures: one `tpu.program` a TPU segment, no function with a body;
+    every instruction reads the parameters that are meant for it.
+
+    Options: `quant_bank_policy`: `shared`, or `strict`: parameters of channels and of activations
+    of a layer never share a bank, and none is overwritten by the same layer; a layer that does not
+    fit so is refused (`transforms/tpu/parameter_banks.py`). The results are the same.
     """
 
     name = "lower-affine-to-tpu"
+    quant_bank_policy: str = "shared"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Rewrite the module in place.
 
         Raises:
             TilewrightError: E0401 when tiles do not fit, E0402 when an op has no instruction, E0501
-            for malformed IR.
+            for malformed IR, E0702 for
+            a policy that is none.
         """
+        policy = policy_of(self.quant_bank_policy)
         context = compile_context(ctx)
         functions = [
             item
@@ -101,7 +118,7 @@ class LowerAffineToTpuPass(ModulePass):
             raise TilewrightError(
                 "E0201", "lowering to instructions needs a target", [], "give --hardware-config"
             )
-        _Lowering(context, context.target, op, functions).run()
+        _Lowering(context, context.target, op, functions, policy).run()
 
 
 class _Lowering:
@@ -113,11 +130,13 @@ class _Lowering:
         hardware: Hardware,
         module: ModuleOp,
         functions: list[func.FuncOp],
+        policy: Policy,
     ) -> None:
         self.context = context
         self.hardware = hardware
         self.module = module
         self.functions = functions
+        self.policy: Policy = policy
         self.tensors: dict[str, _Tensor] = {}
         self.arguments: dict[func.FuncOp, dict[SSAValue, View]] = {}
         self.nests: dict[func.FuncOp, Nests] = {}
@@ -215,8 +234,9 @@ class _Lowering:
     def _program(
         self, function: func.FuncOp, constants: ConstantSegment, workspace_bytes: int
     ) -> Emitter:
-        emitter = Emitter(self.hardware, self.context.weights, constants)
+        emitter = Emitter(self.hardware, self.context.weights, constants, self.policy)
         Evaluator(emitter, function, self.nests[function], self.arguments[function]).run()
+        emitter.banks.finish()
         emitter.cut()
         for instr in emitter.program:
             touch(instr, self.hardware)
@@ -229,6 +249,8 @@ class _Lowering:
             EncodedInstr("set_reg", {"rd": WORKSPACE_R, "value": base}),
         ]
         body = [EncodedInstr(instr.name, instr.fields, instr.layer) for instr in emitter.program]
+        code = [*prologue, *body, EncodedInstr("halt")]
+        needs = self._check_parameters(code, emitter, len(prologue))
         inputs = self._workspace_names(function, "arg_names")
         outputs = self._workspace_names(function, "result_names")
         attributes = {
@@ -241,15 +263,48 @@ class _Lowering:
                     for name, position in emitter.written.items()
                 }
             ),
+            PARAMETERS: DictionaryAttr(
+                {layer: DenseArrayBase.from_list(i64, places) for layer, places in needs.items()}
+            ),
         }
-        new = ProgramOp.of(
-            function.sym_name.data, [*prologue, *body, EncodedInstr("halt")], attributes
-        )
+        if self.policy != "shared":
+            attributes[POLICY] = StringAttr(self.policy)
+        new = ProgramOp.of(function.sym_name.data, code, attributes)
         block = function.parent_block()
         assert block is not None
         block.insert_op_before(new, function)
         function.detach()
         function.erase(safe_erase=False)
+
+    def _check_parameters(
+        self, code: list[EncodedInstr], emitter: Emitter, first: int
+    ) -> dict[str, list[int]]:
+        """Prove that what is read is what was asked for; return the constants layers ask for.
+
+        `first` is the position of the emitter's first instruction. Constants lie at address 0.
+        """
+        wanted = {first + index: instr.wants for index, instr in enumerate(emitter.program)}
+        needs: dict[str, set[int]] = {}
+        for instr in emitter.program:
+            for operand, place in instr.wants.items():
+                if not (instr.name == "vec_drain" and operand == "v"):
+                    needs.setdefault(instr.layer, set()).add(place)
+        found = {layer: sorted(places) for layer, places in needs.items()}
+        verify_parameters(
+            code, self.hardware, needs=found, wanted=wanted, strict=self.policy == "strict"
+        )
+        stage = LowerAffineToTpuPass.name
+        for layer in emitter.banks.used:
+            channels, scalars = emitter.banks.banks(layer)
+            self.context.decide(
+                layer,
+                stage,
+                True,
+                emitter.banks.words(layer),
+                channel_banks=channels,
+                activation_banks=scalars,
+            )
+        return found
 
     def _count_steps(self, function: func.FuncOp) -> None:
         """Note the steps of a function's layers, counted on from those before."""

@@ -203,5 +203,7 @@ class Unit:
                 (far,) = (region for region in reads if region.space != "sram")
                 near = next(r for r in accesses(self.hardware, instr.name, piece) if not r.sram)
                 reads = [Region(far.space, near.address, near.end)]
-            made.append(Instr(instr.name, changed, instr.layer, reads, list(instr.writes)))
+            made.append(
+                Instr(instr.name, changed, instr.layer, reads, list(instr.writes), instr.wants)
+            )
         return made

@@ -21,6 +21,7 @@ from xdsl.ir import Attribute
 from xdsl.passes import ModulePass
 
 from tilewright.codegen.verify import verify_program
+from tilewright.codegen.verify_parameters import contents
 from tilewright.diagnostics import TilewrightError
 from tilewright.dialects.tpu import InstructionOp, ProgramOp
 from tilewright.ir.context import compile_context
@@ -105,6 +106,7 @@ def schedule_program(
     reordered = _resynchronised(instructions, stream, regions, order, hardware)
     try:
         verify_program(reordered, hardware)
+        _check_contents(instructions, reordered, order, hardware)
     except TilewrightError as error:
         # Never seen; were the model of what blocks whom wrong, the order of the tiles is right.
         return False, f"the new order does not verify: {error.message}"
@@ -119,6 +121,22 @@ def schedule_program(
         f"{moved} of {len(order)} instructions moved: {before} -> {after} cycles by the model"
         f"{times}"
     )
+
+
+def _check_contents(
+    instructions: Sequence[Instr],
+    reordered: Sequence[Instr],
+    order: Sequence[int],
+    hardware: Hardware,
+) -> None:
+    """Check that every instruction finds in registers what it found in the old order.
+
+    Raises:
+        TilewrightError: E0501, one does not.
+    """
+    new = sorted((order[index], *rest) for index, *rest in contents(reordered, hardware))
+    if new != sorted(contents(instructions, hardware)):
+        raise TilewrightError("E0501", "an instruction would find other parameters")
 
 
 def _reorder(program: ProgramOp, order: Sequence[int], reordered: Sequence[Instr]) -> None:

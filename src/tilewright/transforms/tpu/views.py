@@ -48,6 +48,8 @@ class Tile:
     """A constant written before the data: part filled, byte."""
     source: View | None = None
     """For weights, parameters and tables: the DDR view loaded into it."""
+    constants: tuple[int, int] | None = None
+    """What it was last loaded with: offset and bytes in the constants segment."""
     item_bytes: int = 1
     """Bytes of an element."""
     drains: list[int] = field(default_factory=list[int])
