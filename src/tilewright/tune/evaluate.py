@@ -77,7 +77,7 @@ def compile_quantised(path: Path, hardware: Hardware) -> Program:
         TilewrightError: a layer does not fit the chip.
     """
     from tilewright.codegen.assemble import assemble
-    from tilewright.codegen.verify import verify_program
+    from tilewright.codegen.verify_compiled import verify_compiled
     from tilewright.dialects.tpu import ProgramOp
     from tilewright.ir.io import new_context
     from tilewright.pipelines import run_phases
@@ -88,7 +88,7 @@ def compile_quantised(path: Path, hardware: Hardware) -> Program:
     run_phases(module, context, ["linalg", "affine", "tpu"])
     for op in module.ops:
         if isinstance(op, ProgramOp):
-            verify_program(op.instructions(), hardware)
+            verify_compiled(op, hardware)
     return assemble(quant, module, context.weights, hardware)
 
 
