@@ -17,7 +17,7 @@ from tilewright.dialects.tpu import ProgramOp
 from tilewright.ir.context import CompileContext
 from tilewright.ir.io import new_context
 from tilewright.passes import make_pass
-from tilewright.quant.options import QuantOptions
+from tilewright.ptq.options import QuantOptions
 from tilewright.runtime.runtime import Executor
 from tilewright.spec.hardware import Hardware, load_target
 
