@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tilewright.api import CompileOptions, build
 from tilewright.cli.command import main
 from tilewright.diagnostics import TilewrightError
+from tilewright.ptq.options import QuantOptions
 from tilewright.quant.table import CalibrationTable
 from tilewright.spec.hardware import load_target
 
@@ -67,6 +68,18 @@ def test_samples_of_open_sizes_are_observed_at_their_own(tmp_path: Path) -> None
     assert table.maxima()["x"] == 13.0
 
 
+def test_channels_balanced_on_request_refuse_samples_of_other_sizes(tmp_path: Path) -> None:
+    options = CompileOptions(
+        folder(tmp_path / "data", [8, 8, 12]),
+        shapes={"x": (1, 3, 8, 8)},
+        quant=QuantOptions(level=0, equalise=True),
+    )
+    with pytest.raises(TilewrightError) as caught:
+        build(model(tmp_path / "m.onnx", "h"), TARGET, options)
+    assert "calibration sample 3 does not fit the model" in str(caught.value)
+    assert "--no-equalize" in str(caught.value)
+
+
 def test_samples_of_other_sizes_than_fixed_ones_are_refused(tmp_path: Path) -> None:
     path, data = model(tmp_path / "m.onnx", 8), folder(tmp_path / "data", [8, 12])
     with pytest.raises(TilewrightError) as caught:
@@ -93,6 +106,7 @@ def test_a_table_is_saved_edited_and_used(tmp_path: Path) -> None:
     assert main([*arguments, "--save-calibration", str(saved)]) == 0
     table = CalibrationTable.load(saved)
     assert table.samples == 4
+    assert not table.balanced
     name = next(name for name in table.thresholds if name.startswith("first"))
     low, high = table.ranges[name]
     text = saved.read_text().replace(f"high: {high!r}", "high: 3.75")
@@ -102,9 +116,8 @@ def test_a_table_is_saved_edited_and_used(tmp_path: Path) -> None:
     made = build(path, TARGET, replace(CompileOptions(), table=CalibrationTable.load(saved)))
     assert made.compiled is not None
     assert made.compiled.table.ranges[name] == (low, 3.75)
-    scale = 3.75 / 255 if made.compiled.table.activations == "asymmetric" else None
-    if scale is not None:
-        assert f"{scale:.6g}"[:6] in str(made.compiled.stages["quant"].module)
+    assert made.compiled.table.activations == "asymmetric"
+    assert f"{3.75 / 255:.6g}"[:6] in str(made.compiled.stages["quant"].module)
 
 
 @pytest.mark.parametrize(

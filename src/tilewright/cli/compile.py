@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--save-calibration", type=Path, metavar="FILE",
-        help="also write the table of ranges, to be read, edited and given to --calibration-table",
+        help="also write the table of ranges, to be read, edited and given to --calibration-table; "
+        "no channels are balanced then by default, so that the ranges are those of the model",
     )  # fmt: skip
     add_gate_options(parser)
     add_compile_options(parser)
@@ -444,6 +446,8 @@ def run(options: argparse.Namespace) -> int:
             "E0702", "--timing-constraints: in float32 there is no program of the chip"
         )
     asked = compile_options(options, options.keep_ir)
+    if options.save_calibration:
+        asked = replace(asked, quant=_without_balance(asked.quant))
     gate = gate_of(options)
     start = time.perf_counter()
     with Progress(options.quiet) as progress:
@@ -462,6 +466,15 @@ def run(options: argparse.Namespace) -> int:
             if "warning" in item.details:
                 print(f"warning: {item.details['warning']}", file=sys.stderr)
         return _finish(options, made, output, size, seconds, progress, accuracy)
+
+
+def _without_balance(quant: QuantOptions) -> QuantOptions:
+    """Return options that balance channels only where asked: a saved table must be of the model."""
+    return replace(
+        quant,
+        smooth=0.0 if quant.smooth is None else quant.smooth,
+        equalise=bool(quant.equalise),
+    )
 
 
 def default_output(model: str, target: Hardware) -> Path:

@@ -16,14 +16,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.diagnostics import TilewrightError
+
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from tilewright.ir.context import CompileContext
     from tilewright.ir.stage import Stage
+    from tilewright.ir.weights import WeightStore
     from tilewright.passes import Hook
     from tilewright.ptq.options import QuantOptions
-    from tilewright.quant.calibrate import AtShape
+    from tilewright.quant.calibrate import AtShape, Shapes
     from tilewright.quant.table import CalibrationTable
 
 Sample = Mapping[str, npt.NDArray[Any]]
@@ -98,11 +101,13 @@ def observe_samples(
 ) -> Prepared:
     """Condition the float graph, observe samples, and choose the range of every value.
 
-    `options` are resolved. `at_shape` makes the graph for samples of other shapes (see `observe`);
-    channels are not balanced then, as that would have to be done alike to all of them.
+    `options` are resolved. `at_shape` makes the graph for samples of other shapes (see `observe`).
+    Channels are not balanced by default where some of the first samples have other shapes: it would
+    have to be done alike to all graphs.
 
     Raises:
-        TilewrightError: as `observe`, `condition`.
+        TilewrightError: as `observe`, `condition`; E0103, a later sample has another shape and
+            channels were balanced.
     """
     from tilewright.ptq.condition import SAMPLES, condition
     from tilewright.ptq.ranges import choose_ranges
@@ -118,6 +123,12 @@ def observe_samples(
             "main", "condition", False, "a quantised model: given scales, codes and biases are kept"
         )
     original = top
+    if at_shape is not None and not all(_fits(top, sample) for sample in first):
+        options = replace(
+            options,
+            smooth=0.0 if options.smooth is None else options.smooth,
+            equalise=bool(options.equalise),
+        )
     if options.level >= 2 or options.float_layers or options.smooth or options.equalise:
         top = condition(top, context, _fitting(top, first), options)
     balanced = changed_constants(original, top)
@@ -130,7 +141,7 @@ def observe_samples(
         histograms=options.method != "max",
         preprocessing=preprocessing,
         progress=progress,
-        at_shape=None if balanced else at_shape,
+        at_shape=_refuse_shapes if balanced and at_shape is not None else at_shape,
     )
     fitting = _fitting(top, spread.chosen())
     table = choose_ranges(top, statistics, context, fitting, options)
@@ -148,8 +159,18 @@ def changed_constants(before: Stage, after: Stage) -> bool:
     )
 
 
-def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples that the graph can be run on as it is; `observe` names what is wrong."""
+def _refuse_shapes(shapes: Shapes) -> tuple[ModuleOp, WeightStore]:
+    """Stand for `at_shape` where channels were balanced in the graph of the compiled shapes."""
+    raise TilewrightError(
+        "E0103",
+        "its shape is not the one that is compiled, for which channels were balanced",
+        [f"{name}: {list(shape)}" for name, shape in shapes.items()],
+        "balance nothing: --smooth-quant 0 --no-equalize",
+    )
+
+
+def _fits(top: Stage, sample: Sample) -> bool:
+    """Whether a sample has the shapes of the graph's inputs."""
     from tilewright.dialects.quant import shape_of
     from tilewright.quant.graph import argument_names, main_function
 
@@ -158,10 +179,15 @@ def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:
         name: tuple(shape_of(argument))
         for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
     }
+    return {name: np.shape(array) for name, array in sample.items()} == shapes
+
+
+def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:
+    """Return the samples that the graph can be run on as it is; `observe` names what is wrong."""
     return [
         sample
         for sample in samples
-        if {name: np.shape(array) for name, array in sample.items()} == shapes
+        if _fits(top, sample)
         and all(np.isfinite(np.asarray(array, np.float64)).all() for array in sample.values())
     ]
 
