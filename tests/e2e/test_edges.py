@@ -117,6 +117,9 @@ def test_the_port_may_be_narrower_or_wider_than_the_array(word: int, lanes: int)
 
 def test_a_chip_without_room_for_biases_beside_a_table_is_refused() -> None:
     tiny = load_target("tiny8").model_dump()
-    assert Hardware.model_validate({**tiny, "vector_registers": 10}).vector_registers == 10
-    with pytest.raises(ValueError, match="vector_registers must be 10 or more, not 9"):
-        Hardware.model_validate({**tiny, "vector_registers": 9})
+    for rows, least in ((False, 10), (True, 18)):
+        chip = {**tiny, "vector_rows": rows}
+        made = Hardware.model_validate({**chip, "vector_registers": least})
+        assert made.vector_registers == least
+        with pytest.raises(ValueError, match=f"must be {least} or more.*, not {least - 1}"):
+            Hardware.model_validate({**chip, "vector_registers": least - 1})

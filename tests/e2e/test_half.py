@@ -307,23 +307,40 @@ def test_targets_without_fp16_say_what_they_have() -> None:
     assert caught.value.details == ["its number types: int8"]
 
 
-def test_what_has_no_fp16_form_runs_on_the_host() -> None:
+def gated(other: str) -> onnx.ModelProto:
+    """Return a network whose gate and resize are the host's; `other` is what is gated."""
     nodes = [
+        node("Relu", "x", "relu"),
         node("LeakyRelu", "x", "leaky", alpha=0.1),
         node("HardSigmoid", "leaky", "gate", alpha=2.0, beta=0.5),
-        node("Mul", "gate x", "m"),
-        node("Resize", "m   sizes", "y", mode="linear"),
+        node("Mul", f"gate {other}", "m"),
+        helper.make_node("Resize", ["m", "", "", "sizes"], ["y"], name="y", mode="linear"),
     ]
-    nodes[-1] = helper.make_node("Resize", ["m", "", "", "sizes"], ["y"], name="y", mode="linear")
-    model = network(nodes, [1, 3, 6, 5], sizes=np.array([1, 3, 12, 10], np.int64))
-    x = normal(0, 1, 3, 6, 5)
+    used = nodes if other == "relu" else nodes[1:]
+    return network(used, [1, 3, 6, 5], sizes=np.array([1, 3, 12, 10], np.int64))
+
+
+NO_HALF = {
+    "leaky": "leaky_relu is no fp16 function of the vector unit",
+    "gate": "slope 2 and offset 0.5 could overflow before its clamp",
+    "y": "resize has no fp16 form",
+}
+
+
+def test_what_has_no_fp16_form_runs_on_the_host() -> None:
+    model, x = gated("relu"), normal(0, 1, 3, 6, 5)
     compiled = half(model, x)
     near(check(compiled, x)["y"], float_output(model, x))
-    assert on_host(compiled) == {
-        "leaky": "leaky_relu is no fp16 function of the vector unit",
-        "gate": "slope 2 and offset 0.5 could overflow before its clamp",
-        "y": "resize has no fp16 form",
-    }
+    assert on_host(compiled) == NO_HALF
+
+
+def test_what_lies_between_floats_of_the_host_stays_there() -> None:
+    model, x = gated("x"), normal(0, 1, 3, 6, 5)
+    compiled = half(model, x)
+    outputs = Executor(compiled.program, compiled.target).run({"x": x})
+    near(outputs["y"], float_output(model, x))
+    assert not compiled.program.tpu_steps
+    assert on_host(compiled) == NO_HALF | {"m": "between floats of the host"}
 
 
 def test_the_comparison_can_fail() -> None:

@@ -378,7 +378,16 @@ def place(
         if op in hosts:
             continue
         if _between_floats(op, hosts):
-            hosts[op] = "between the 32-bit sums of a product and the host"
+            sums = any(
+                isinstance(value.owner, Operation) and value.owner.name in PRODUCTS
+                for value in op.operands
+                if value.owner not in hosts
+            )
+            hosts[op] = (
+                "between the 32-bit sums of a product and the host"
+                if sums
+                else "between floats of the host"
+            )
             continue
         if op.name not in (*LAYOUT_OPS, "top.softmax"):
             continue
