@@ -28,8 +28,9 @@ STAGE = "condition"
 SAMPLES = 8
 """First samples that these decisions look at."""
 
-SHARES = (0.5, 0.75)
-"""Shares of outlying channels that go into the weights, to try."""
+SHARES = ((0.5, 0.5), (0.5, 0.75), (0.5, 1.0), (0.75, 0.75))
+"""Shares of outlying channels that go into the weights, to try: behind normalisations, and behind
+floats of the host, whose ranges have longer tails (the results of GELU)."""
 
 LEAST_GAIN_DB = 0.1
 """A change that brings less is not worth another graph."""
@@ -64,7 +65,8 @@ def condition(
         changed = keep_loud(stage, types, samples[: SAMPLES // 2], context) > 0
     before: float | None = None
     if options.smooth is not None:
-        shares: tuple[float, ...] = (options.smooth,) if options.smooth > 0 else ()
+        one = (options.smooth, options.smooth)
+        shares: tuple[tuple[float, float], ...] = (one,) if options.smooth > 0 else ()
     else:
         shares = SHARES if options.level >= 2 else ()
     if shares and samples and find_places(stage.module):
@@ -72,7 +74,7 @@ def condition(
         before = None if forced else trial(stage, top, context, samples, options)
         stage, before, found = _best(
             stage, top, context, samples, options, before,
-            {f"smoothing {share:g}": _smoothing(share) for share in shares},
+            {f"smoothing {a:g}, {b:g}": _smoothing(a, b) for a, b in shares},
         )  # fmt: skip
         changed |= found
     wanted = options.level >= 2 if options.equalise is None else options.equalise
@@ -91,10 +93,12 @@ def condition(
 Change = Callable[["CompileContext", "Stage", Sequence[Sample]], int]
 
 
-def _smoothing(share: float) -> Change:
+def _smoothing(share: float, float_share: float) -> Change:
     from tilewright.ptq.smooth import smooth
 
-    return lambda context, stage, samples: smooth(context, stage.module, samples, share)
+    return lambda context, stage, samples: smooth(
+        context, stage.module, samples, share, float_share
+    )
 
 
 def _equalising(bounded: bool) -> Change:

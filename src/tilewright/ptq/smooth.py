@@ -54,6 +54,7 @@ def smooth(
     module: ModuleOp,
     samples: Iterable[Mapping[str, Array]],
     share: float = 0.5,
+    float_share: float | None = None,
 ) -> int:
     """Smooth all layer normalisations of `@main` in place; return how many.
 
@@ -62,12 +63,22 @@ def smooth(
         module: a fused float `top` module.
         samples: inputs by name; they give the largest magnitude of every channel.
         share: how much of the range goes into the weights, 0..1.
+        float_share: the same of floats of the host; None: alike.
     """
     places = find_places(module)
     if not places:
         return 0
     peaks = _channel_peaks(ctx, module, places, samples)
-    return sum(_smooth(ctx, place, peaks[place.norm], share) for place in places)
+    of_floats = share if float_share is None else float_share
+    return sum(
+        _smooth(
+            ctx,
+            place,
+            peaks[place.norm],
+            share if place.norm.name == "top.layer_norm" else of_floats,
+        )
+        for place in places
+    )
 
 
 def find_places(module: ModuleOp) -> list[Place]:

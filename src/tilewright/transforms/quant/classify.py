@@ -411,11 +411,11 @@ PRODUCTS = ("top.linear", "top.matmul")
 
 
 def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
-    """Whether an elementwise op reads only sums made for it, or floats, and the host reads it.
+    """Whether an op without weights reads only sums made for it, or floats, and the host reads it.
 
     Graph inputs may come as codes; what reads only them is left to the chip.
     """
-    elementwise = op.name in RULES and RULES[op.name] in (_binary, _table, _prelu)
+    elementwise = op.name in RULES and RULES[op.name] in (_binary, _table, _prelu, _reduce)
     users = [use.operation for use in op.results[0].uses]
     if not elementwise or not users or not all(user in hosts for user in users):
         return False
