@@ -413,7 +413,9 @@ class _Part:
         count = energy.shape[1]
         lowest = np.partition(energy, max(0, int(count * USUAL) - 1), axis=1)
         usual = lowest[:, : max(1, int(count * USUAL))].mean(axis=1, keepdims=True)
-        return np.minimum(1, OUTLIER * usual / np.maximum(energy, 1e-30)).astype(np.float32)
+        most = OUTLIER * usual
+        # At most 1, without dividing by what may be next to nothing.
+        return (most / np.maximum(energy, np.maximum(most, 1e-30))).astype(np.float32)
 
     def means_of(self, weight: npt.NDArray[np.float32]) -> _Means:
         """Return the weighted means of every sample that is fitted to."""
