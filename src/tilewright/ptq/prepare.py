@@ -219,13 +219,27 @@ def quantise(
     from tilewright.quant.table import write_attribute
     from tilewright.transforms.quant.mark_weight_bits import mark_weight_bits
 
-    mark_weight_bits(module, options.weight_bits, options.layer_bits, context)
     table = prepared.table
+    bits = {**table.bits, **options.layer_bits}
+    mark_weight_bits(module, options.weight_bits, bits, context)
+    table.bits = _bits_of(module)
     # Without means no bias takes anything back.
     write_attribute(module, replace(table, means={}) if options.bias == "none" else table)
     chosen = emission_options(options, prepared.table)
     text = " ".join(f"{key}={value}" for key, value in chosen.items())
     run_phases(module, context, ["quantise"], hooks, {"quantize": text})
+
+
+def _bits_of(module: ModuleOp) -> dict[str, int]:
+    """Return the layers whose weights have fewer than 8 bits."""
+    from tilewright.dialects.top.base import Attrs
+    from tilewright.quant.graph import layer_of, main_function
+
+    found = {
+        layer_of(op): Attrs(op.attributes).integer("weight_bits", 8)
+        for op in main_function(module).body.block.ops
+    }
+    return {name: bits for name, bits in found.items() if bits != 8}
 
 
 def improve_codes(
@@ -238,7 +252,10 @@ def improve_codes(
     """
     from tilewright.ir.stage import Stage
     from tilewright.ptq.sequential import improve
+    from tilewright.transforms.quant.given import brings_scales
 
+    if brings_scales(prepared.top.module):
+        return  # a quantised model: its codes are what it was trained or calibrated with
     stage, before = Stage(module, context.weights), context.weights.copy()
     fitted = [s for i, s in enumerate(prepared.samples) if i % HELD_OUT != HELD_OUT // 2]
     judged = prepared.samples[HELD_OUT // 2 :: HELD_OUT]

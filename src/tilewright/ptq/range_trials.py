@@ -78,7 +78,12 @@ def saturating_operands(module: ModuleOp) -> list[SSAValue]:
     found: dict[SSAValue, None] = {}
     for value in _results(module):
         owner = _source(value).owner
-        if isinstance(owner, Operation) and owner.name in SATURATING:
+        # An input of the network has no noise to measure.
+        if (
+            isinstance(owner, Operation)
+            and owner.name in SATURATING
+            and isinstance(owner.operands[0].owner, Operation)
+        ):
             found[owner.operands[0]] = None
     return list(found)
 

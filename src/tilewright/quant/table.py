@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
+LARGEST = float(np.finfo(np.float32).max)
+"""Values of a network are float32."""
+
 CALIBRATION_ATTRIBUTE = "tilewright.calibration"
 """Module attribute that holds the ranges between `quant-calibrate` and `quantize`."""
 
@@ -159,8 +162,10 @@ class CalibrationTable:
         ranges: dict[str, tuple[float, float]] = {}
         for name, entry in values.items():
             raw: Any = entry.get("threshold") if isinstance(entry, Mapping) else entry
-            if not _is_number(raw) or raw < 0:
-                raise _malformed(path, f"`{name}`: threshold must be a number >= 0, not {raw!r}")
+            if not _is_number(raw) or not 0 <= raw <= LARGEST:
+                raise _malformed(
+                    path, f"`{name}`: threshold must be a number >= 0 of float32, not {raw!r}"
+                )
             thresholds[str(name)] = float(raw)
             if isinstance(entry, Mapping):
                 details[str(name)] = {
@@ -248,8 +253,10 @@ def _read_range(path: str | Path, name: str, entry: Mapping[Any, Any]) -> tuple[
     ends: list[float] = []
     for key in ("low", "high"):
         value: Any = entry.get(key)
-        if not _is_number(value):
-            raise _malformed(path, f"`{name}`: {key} must be a finite number, not {value!r}")
+        if not _is_number(value) or abs(value) > LARGEST:
+            raise _malformed(
+                path, f"`{name}`: {key} must be a finite number of float32, not {value!r}"
+            )
         ends.append(float(value))
     if not ends[0] <= 0.0 <= ends[1]:
         raise _malformed(
