@@ -136,3 +136,13 @@ def test_a_front_end_is_not_changed_by_compiling() -> None:
     before = str(front.stage.module)
     compile_model(front, EDGE, samples=samples([3, 16]))
     assert str(front.stage.module) == before
+
+
+def test_four_bits_on_a_chip_without_them_are_warned_of() -> None:
+    options = QuantOptions(level=0, weight_bits=4)
+    compiled = compile_model(linear(), EDGE, samples=samples([3, 16]), quant=options)
+    warnings = [d.details["warning"] for d in compiled.decisions if "warning" in d.details]
+    assert any("no int4" in text for text in warnings)
+    chip = load_target("tpu_v2")
+    compiled = compile_model(linear(), chip, samples=samples([3, 16]), quant=options)
+    assert not any("no int4" in d.details.get("warning", "") for d in compiled.decisions)

@@ -223,6 +223,16 @@ def quantise(
     bits = {**table.bits, **options.layer_bits}
     mark_weight_bits(module, options.weight_bits, bits, context)
     table.bits = _bits_of(module)
+    target = context.target
+    if table.bits and target is not None and "int4" not in target.dtypes:
+        context.decide(
+            "network",
+            "quant-mark-weight-bits",
+            False,
+            f"`{target.name}` keeps 4-bit weights as bytes",
+            warning=f"target `{target.name}` has no int4: 4-bit weights cost accuracy and save "
+            "nothing on it",
+        )
     # Without means no bias takes anything back.
     write_attribute(module, replace(table, means={}) if options.bias == "none" else table)
     chosen = emission_options(options, prepared.table)
