@@ -17,7 +17,8 @@ is real zero anyway. uint8 codes are int8 codes plus 128, scale and real value u
 - Constants keep their codes the same way (`quant_scale` on `top.weight`).
 - What the chip has no codes for (16 bits, scales computed at run time, a scale for each channel of
   an activation) stays as it is, with the reason. `wide` is "drop" when there is calibration data:
-  then pairs of 16 bits are left out, and the value gets an 8-bit range of its own.
+  then pairs of 16 bits are left out, and the value gets an 8-bit range of its own. Their saturation
+  stays, as a clamp: exporters leave out a ReLU or Clip whose bounds are those of the codes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,15 @@ from xdsl.passes import ModulePass
 
 from tilewright.diagnostics import UsageError
 from tilewright.dialects import top
-from tilewright.transforms.top.graph import Graph, element_of
+from tilewright.transforms.top.fuse_activation import CLAMPED
+from tilewright.transforms.top.graph import (
+    Graph,
+    clamp_of,
+    clip_bounds,
+    compose_clamps,
+    element_of,
+    float32,
+)
 from tilewright.transforms.top.lift_movers import lift_movers
 from tilewright.transforms.top.qdq import Edge, constant_codes, edge_of, given_edge
 
@@ -111,12 +120,16 @@ class _Absorption:
     # 16 bits
 
     def drop_wide(self) -> None:
-        """Leave out pairs of 16-bit codes."""
+        """Leave out pairs of 16-bit codes; where they saturate, the value still does."""
         graph = self.graph
         for op in graph.layers():
             if not isinstance(op, top.QuantizeLinearOp) or _bits(op.results[0]) <= 8:
                 continue
             pairs = self._pairs(op)
+            ends = _ends(graph, op)
+            if not pairs or ends is None:
+                continue
+            value = self._saturated(op, *ends)
             for pair in pairs:
                 graph.fired(
                     op.layer_name,
@@ -124,9 +137,32 @@ class _Absorption:
                     warning=f"`{op.layer_name}`: the model asks for 16-bit activations; "
                     "they get 8 bits, with calibrated ranges",
                 )
-                graph.replace(pair, op.x)
+                graph.replace(pair, value)
             if op.parent is not None and op.results[0].first_use is None:
                 graph.remove(op)
+
+    def _saturated(self, q: top.QuantizeLinearOp, low: float, high: float) -> SSAValue:
+        """Return what `q` reads, clamped to the ends of its codes."""
+        graph, x = self.graph, q.x
+        least, most = _bounds(x)
+        # What the value exceeds its codes by less than a step is within their rounding.
+        step = (high - low) / ((1 << _bits(q.results[0])) - 1)
+        if least >= low - step and most <= high + step:
+            return x
+        owner = x.owner
+        if isinstance(owner, CLAMPED) and x.has_one_use() and given_edge(owner) is None:
+            least, most = compose_clamps(clamp_of(owner), (low, high))
+            graph.set(owner, clamp_min=least, clamp_max=most)
+            graph.fired(q.layer_name, f'its saturation is the clamp of "{owner.layer_name}"')
+            return x
+        graph.fired(q.layer_name, "its saturation is a clip")
+        return graph.insert(
+            top.ClipOp,
+            [x],
+            {"min": low, "max": high},
+            name=graph.fresh(f"{q.layer_name}/saturate"),
+            before=q,
+        )
 
     # Activations
 
@@ -329,3 +365,27 @@ class _Absorption:
 
 def _bits(value: SSAValue) -> int:
     return 8 * top.numpy_dtype(element_of(value)).itemsize
+
+
+def _ends(graph: Graph, q: top.QuantizeLinearOp) -> tuple[float, float] | None:
+    """Return the real values (float32) of the least and greatest code; None if there are several."""
+    scale, zero = graph.array(q.scale), graph.array(q.zero)
+    if scale is None or zero is None or scale.ndim:
+        return None
+    info = np.iinfo(top.numpy_dtype(element_of(q.results[0])))
+    step, offset = np.float32(scale), int(zero.reshape(-1)[0])
+    low, high = (float32(np.float32(code - offset) * step) for code in (info.min, info.max))
+    return (low, high) if np.isfinite([low, high]).all() and low < high else None
+
+
+def _bounds(x: SSAValue) -> tuple[float, float]:
+    """Return bounds of a value that follow from what computes it."""
+    while isinstance(x.owner, LAYOUT):
+        x = x.owner.operands[0]
+    op = x.owner
+    if isinstance(op, top.SoftmaxOp | top.SigmoidOp):
+        return 0.0, 1.0
+    least, most = None, None
+    if isinstance(op, Operation):
+        least, most = clip_bounds(op) or clamp_of(op)
+    return -np.inf if least is None else least, np.inf if most is None else most
