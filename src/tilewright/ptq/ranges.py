@@ -55,6 +55,10 @@ that are not negative, which other inputs may need."""
 RULES = ("max", "mean", "percentile", "kl", "mse")
 """In the order in which they are taken when nothing tells them apart."""
 
+VALUE_RULES = tuple(rule for rule in RULES if rule != "mean")
+"""Those tried on single values. The mean of samples' ends cuts off the loudest of samples that
+differ; the whole network's outputs show that, one value on a few samples may not."""
+
 
 def choose_ranges(
     front: Stage,
@@ -190,7 +194,7 @@ class _Search:
     def _each_value(self, plain: _Tried) -> CalibrationTable:
         """Return the table of the rules that are best for single values."""
         best, rule = self._whole_network(plain)
-        candidates = [rule, *(other for other in RULES if other != rule)]
+        candidates = [rule, *(other for other in VALUE_RULES if other != rule)]
         rules = self._rules(candidates, plain.table.activations)
         changed = sum(other != rule for other in rules.values())
         if not changed:
