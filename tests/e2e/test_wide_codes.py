@@ -73,7 +73,7 @@ def test_saturation_stays_wherever_it_is(op: str, zero: str) -> None:
         [node(op, operands, ["a"]), *pair("a", "s", zero, "r"), node("Exp", ["r"], ["y"])],
         {"x": (4, 8)},
         ["y"],
-        {**CODES, "x1": np.float32([0.5, 3, -2, 1, 9, -40, 4, 2])},
+        {**CODES, "x1": np.array([0.5, 3, -2, 1, 9, -40, 4, 2], np.float32)},
     )
     feed = {"x": np.random.default_rng(3).standard_normal((4, 8)).astype(np.float32)}
     np.testing.assert_allclose(float_graph(proto, feed), run_ort(proto, feed)["y"], rtol=1e-3)

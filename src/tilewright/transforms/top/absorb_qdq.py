@@ -41,7 +41,6 @@ from tilewright.transforms.top.graph import (
     clip_bounds,
     compose_clamps,
     element_of,
-    float32,
 )
 from tilewright.transforms.top.lift_movers import lift_movers
 from tilewright.transforms.top.qdq import Edge, constant_codes, edge_of, given_edge
@@ -368,13 +367,13 @@ def _bits(value: SSAValue) -> int:
 
 
 def _ends(graph: Graph, q: top.QuantizeLinearOp) -> tuple[float, float] | None:
-    """Return the real values (float32) of the least and greatest code; None if there are several."""
+    """Return the real values (float32) of the least and greatest code; None for several scales."""
     scale, zero = graph.array(q.scale), graph.array(q.zero)
     if scale is None or zero is None or scale.ndim:
         return None
     info = np.iinfo(top.numpy_dtype(element_of(q.results[0])))
     step, offset = np.float32(scale), int(zero.reshape(-1)[0])
-    low, high = (float32(np.float32(code - offset) * step) for code in (info.min, info.max))
+    low, high = (float(np.float32(code - offset) * step) for code in (info.min, info.max))
     return (low, high) if np.isfinite([low, high]).all() and low < high else None
 
 
