@@ -149,14 +149,21 @@ def output_noise(
 ) -> dict[str, float]:
     """Return for each value the outputs' signal-to-noise ratio, in dB, if only it had codes."""
     from tilewright.quant.probe import FloatProbe
+    from tilewright.quant.scores import Scores
     from tilewright.runtime.float_executor import TopSession
 
     probe, session = FloatProbe(top.module, top.weights), TopSession(top.module, top.weights)
+    # A masked score, perhaps -inf, has no error: the codes' least one takes no part either.
+    scores = Scores(top.module)
+    beside = {n for s in scores.sums for n in (s.name, *s.operands, *s.others)}
     names = [name for name in types if name in probe.shiftable]
     noise = dict.fromkeys(types, 0.0)
     signal = 0.0
     for sample in samples:
-        values = session.run(sample, names)
+        wanted = dict.fromkeys([*names, *sorted(beside)])
+        values = scores.bounded(
+            {**sample, **session.run(sample, [n for n in wanted if n not in sample])}
+        )
         base = probe.shifted(sample, None)
         signal += sum(float(np.square(array, dtype=np.float64).sum()) for array in base.values())
         for name in names:

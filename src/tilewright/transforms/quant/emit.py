@@ -53,6 +53,7 @@ from tilewright.transforms.quant.classify import (
     table_function,
 )
 from tilewright.transforms.quant.given import exact_table, given_bias
+from tilewright.transforms.quant.mask_ranges import masked_floor
 from tilewright.transforms.quant.resize_tables import resize_table
 from tilewright.transforms.quant.scales import EdgeScale, Scales, exact_gain
 
@@ -194,10 +195,18 @@ class Emitter:
             codes = emit_given.constant_codes(self, value)
             if codes is None:
                 array = self.weights.get(constant_name(value)).astype(np.float64)
+                floor = masked_floor(op, index, self.scales.of)
+                low = floor is not None and array.size > 0 and bool(array.min() < floor)
+                if low:
+                    array = np.maximum(array, floor)
+                    reason = f'"{constant_name(value)}" ends at {floor:g}, the scores\' least code'
+                    self.ctx.decide(layer_of(op), STAGE, True, reason)
                 scale = scale_of(float(np.abs(array).max()) if array.size else 0.0)
                 rounded = np.clip(np.rint(array / scale), -127, 127).astype(np.int8)
                 name = f"{constant_name(value)}.i8"
                 codes = self.constant(name, rounded, UniformType.of(scale))
+                if low:  # Not to share: each sum has a floor of its own.
+                    return codes
             self.codes[value] = codes
         return self.as_codes(value)
 

@@ -3,15 +3,20 @@
 A mask adds a large negative number to what shall not be looked at. With codes for that number none
 would be left for the scores. But a softmax sees differences alone, and what lies `NEGLIGIBLE` below
 every score that counts has no share any more: the sum's range ends there, and codes saturate. So
-does the mask's own range, as far down as the sum's reaches.
+does the mask's own range, as far down as the sum's reaches. A constant mask, be it -inf, is raised
+to what still takes the largest score to the sum's least code.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Set
+from typing import TYPE_CHECKING
 
 from xdsl.ir import Operation, SSAValue
+
+if TYPE_CHECKING:
+    from tilewright.transforms.quant.scales import EdgeScale
 
 Range = tuple[float, float]
 RangeOf = Callable[[SSAValue], Range | None]
@@ -64,3 +69,25 @@ def _floor(value: SSAValue, range_of: RangeOf) -> float | None:
     # The mask is what reaches further down.
     mask, scores = sorted((ranges[0], ranges[1]))
     return scores[0] - abs(mask[1]) - NEGLIGIBLE
+
+
+def masked_floor(
+    op: Operation, index: int, scale_of: Callable[[SSAValue], EdgeScale]
+) -> float | None:
+    """Return what a constant operand of a sum need not lie below; None: `op` masks no scores.
+
+    A constant there takes every code of the other operand to the sum's least code, as one further
+    down does, so that raising it changes no code of the sum.
+
+    Args:
+        op: an op of the chip.
+        index: which of its operands is constant.
+        scale_of: scales of activations.
+    """
+    users = [use.operation for use in op.results[0].uses]
+    if op.name != "top.add" or not users or any(user.name != "top.softmax" for user in users):
+        return None
+    total, other = scale_of(op.results[0]), scale_of(op.operands[1 - index])
+    least, most = (-128 - total.zero) * total.step, (127 - other.zero) * other.step
+    # A step of the sum more, for what the constant's own codes are rounded by.
+    return least - max(most, 0.0) - total.step
