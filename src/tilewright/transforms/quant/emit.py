@@ -196,8 +196,9 @@ class Emitter:
             if codes is None:
                 array = self.weights.get(constant_name(value)).astype(np.float64)
                 floor = masked_floor(op, index, self.scales.of)
-                low = floor is not None and array.size > 0 and bool(array.min() < floor)
-                if low:
+                low = False
+                if floor is not None and array.size and array.min() < floor:
+                    low = True
                     array = np.maximum(array, floor)
                     reason = f'"{constant_name(value)}" ends at {floor:g}, the scores\' least code'
                     self.ctx.decide(layer_of(op), STAGE, True, reason)
