@@ -410,6 +410,15 @@ PRODUCTS = ("top.linear", "top.matmul")
 """Ops whose 32-bit sums can leave the chip."""
 
 
+def _is_laid_out_input(op: Operation) -> bool:
+    """Whether an op only reshapes or transposes a graph input."""
+    current: Operation | None = op
+    while current is not None and current.name in LAYOUT_OPS:
+        owner = current.operands[0].owner
+        current = owner if isinstance(owner, Operation) else None
+    return current is None
+
+
 def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
     """Whether an op without weights reads only sums made for it, or floats, and the host reads it.
 
@@ -427,7 +436,8 @@ def _between_floats(op: Operation, hosts: dict[Operation, str]) -> bool:
         if is_absent(value) or is_constant(value) or not isinstance(owner, Operation):
             continue
         if owner in hosts:
-            floats = True
+            # A graph input that is only laid out anew is no float that was computed.
+            floats |= not _is_laid_out_input(owner)
             continue
         attrs = Attrs(owner.attributes)
         clamped = attrs.number("clamp_min") is not None or attrs.number("clamp_max") is not None
