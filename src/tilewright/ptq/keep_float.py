@@ -53,7 +53,7 @@ def mark_layers(module: ModuleOp, names: Iterable[str], context: CompileContext)
     """Keep the layers called `names` in float, because the user says so.
 
     Raises:
-        UsageError: E0702, there is no such layer, or it is work of the array.
+        UsageError: E0702, there is no such layer.
     """
     layers = {
         layer_of(op): op
