@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.diagnostics import TilewrightError, UsageError, suggest
 from tilewright.ir.stage import Stage
 
 if TYPE_CHECKING:
@@ -154,8 +154,6 @@ def layers_of_constants(module: ModuleOp, names: Sequence[str]) -> list[str]:
     Raises:
         UsageError: E0702, nothing has one of the names, or it has no constants.
     """
-    import difflib
-
     from xdsl.dialects.builtin import ArrayAttr, StringAttr
 
     from tilewright.dialects.top import WeightOp
@@ -180,12 +178,11 @@ def layers_of_constants(module: ModuleOp, names: Sequence[str]) -> list[str]:
     found: dict[str, None] = {}
     for name in names:
         if not known.get(name):
-            near = difflib.get_close_matches(name, [item for item in known if known[item]], n=3)
             what = "has no constants" if name in known else "is no layer and no constant"
             raise UsageError(
                 "E0702",
                 f"`{name}` {what}: nothing to keep in SRAM",
-                hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
+                hint=suggest(name, (item for item in known if known[item])),
             )
         found.update(dict.fromkeys(known[name]))
     return list(found)

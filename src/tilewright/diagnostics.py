@@ -6,6 +6,7 @@ that table.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 CODES: dict[str, str] = {
@@ -70,3 +71,11 @@ class TilewrightError(Exception):
 
 class UsageError(TilewrightError):
     """The command line is wrong; exit code 2."""
+
+
+def suggest(word: str, known: Iterable[str]) -> str | None:
+    """Return a hint that names the known words nearest to `word`, or None."""
+    import difflib
+
+    near = difflib.get_close_matches(word, list(known), n=3)
+    return f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else None

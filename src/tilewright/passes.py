@@ -7,7 +7,6 @@ reads the files' text only; a pass is imported when it is used, so that listing 
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from tilewright.diagnostics import TilewrightError, UsageError
+from tilewright.diagnostics import TilewrightError, UsageError, suggest
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -92,12 +91,6 @@ def registry() -> dict[str, PassEntry]:
         module, attribute = place.split(":")
         found.setdefault(name, PassEntry(name, module, attribute, None))
     return dict(sorted(found.items()))
-
-
-def suggest(word: str, known: Iterable[str]) -> str | None:
-    """Return a hint that names the known words nearest to `word`, or None."""
-    near = difflib.get_close_matches(word, list(known), n=3, cutoff=0.6)
-    return f"did you mean {' or '.join(f'`{name}`' for name in near)}?" if near else None
 
 
 def find_pass(name: str) -> PassEntry:

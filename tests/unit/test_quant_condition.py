@@ -13,7 +13,7 @@ from tilewright.ir.io import new_context
 from tilewright.ir.stage import Stage
 from tilewright.ptq.condition import condition, trial
 from tilewright.ptq.options import QuantOptions, Rounding
-from tilewright.ptq.prepare import Prepared, improve_codes, observe_samples, quantise
+from tilewright.ptq.prepare import OutputJudge, Prepared, improve_codes, observe_samples, quantise
 from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 from tilewright.runtime.float_executor import TopSession
 from tilewright.spec.hardware import load_target
@@ -119,7 +119,8 @@ def test_the_float_function_stays_and_smoothing_is_kept_only_where_it_serves() -
     asked = QuantOptions(float_layers=()).resolved()
     better = condition(original, context, samples(), asked)
     assert better is not original
-    after, before = (trial(x, original, context, samples(), asked) for x in (better, original))
+    judge = OutputJudge(original, samples())
+    after, before = (trial(x, judge, context, asked) for x in (better, original))
     assert after > before
     for sample in samples(2):
         wanted = TopSession(original.module, original.weights).run(sample)["out"]

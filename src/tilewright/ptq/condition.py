@@ -8,18 +8,19 @@ quantised network come closer to the float ones on a few samples.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
+from tilewright.ir.stage import Stage
+
 if TYPE_CHECKING:
     from tilewright.dialects.quant import UniformType
     from tilewright.ir.context import CompileContext
-    from tilewright.ir.stage import Stage
     from tilewright.ptq.options import QuantOptions
+    from tilewright.ptq.prepare import OutputJudge
 
 Sample = Mapping[str, npt.NDArray[Any]]
 
@@ -50,12 +51,12 @@ def condition(
     Raises:
         UsageError: E0702, `float_layers` names no layer.
     """
-    from tilewright.ir.stage import Stage as Made
     from tilewright.ptq.keep_float import keep_loud, mark_layers
-    from tilewright.ptq.smooth import find_places
+    from tilewright.ptq.prepare import OutputJudge
 
     samples = list(samples)[:SAMPLES]
-    stage = Made(top.module.clone(), top.weights.copy())
+    judge = OutputJudge(top, samples)
+    stage = Stage(top.module.clone(), top.weights.copy())
     changed = False
     if options.float_layers is not None:
         mark_layers(stage.module, options.float_layers, context)
@@ -63,30 +64,23 @@ def condition(
     elif options.level >= 2 and samples and _has_products(stage):
         types = _types(stage, context, samples, options)
         changed = keep_loud(stage, types, samples[: SAMPLES // 2], context) > 0
-    before: float | None = None
-    if options.smooth is not None:
-        one = (options.smooth, options.smooth)
-        shares: tuple[tuple[float, float], ...] = (one,) if options.smooth > 0 else ()
-    else:
+    if options.smooth is None:
         shares = SHARES if options.level >= 2 else ()
-    if shares and samples and find_places(stage.module):
-        forced = options.smooth is not None
-        before = None if forced else trial(stage, top, context, samples, options)
-        stage, before, found = _best(
-            stage, top, context, samples, options, before,
-            {f"smoothing {a:g}, {b:g}": _smoothing(a, b) for a, b in shares},
-        )  # fmt: skip
-        changed |= found
+    else:
+        shares = ((options.smooth, options.smooth),) if options.smooth > 0 else ()
+    bounded = options.equalise is True
     wanted = options.level >= 2 if options.equalise is None else options.equalise
-    if wanted and samples:
-        forced = options.equalise is True
-        if before is None and not forced:
-            before = trial(stage, top, context, samples, options)
-        stage, before, found = _best(
-            stage, top, context, samples, options, None if forced else before,
-            {"equalisation": _equalising(bounded=forced)},
-        )  # fmt: skip
-        changed |= found
+    steps: tuple[tuple[dict[str, Change], bool], ...] = (
+        (
+            {f"smoothing {a:g}, {b:g}": _smoothing(a, b) for a, b in shares},
+            options.smooth is not None,
+        ),
+        ({"equalisation": _equalising(bounded)} if wanted else {}, bounded),
+    )
+    for changes, forced in steps if samples else ():
+        better = _best(stage, judge, context, options, changes, forced)
+        changed |= better is not stage
+        stage = better
     return stage if changed else top
 
 
@@ -109,39 +103,39 @@ def _equalising(bounded: bool) -> Change:
 
 def _best(
     stage: Stage,
-    real: Stage,
+    judge: OutputJudge,
     context: CompileContext,
-    samples: Sequence[Sample],
     options: QuantOptions,
-    before: float | None,
     changes: Mapping[str, Change],
-) -> tuple[Stage, float | None, bool]:
-    """Return the stage with the change that serves it best, its decibels, whether it changed.
+    forced: bool,
+) -> Stage:
+    """Return the stage with the change that serves it best, or the stage itself.
 
-    Without `before` the first change is made whatever it brings.
+    What is forced is made whatever it brings.
     """
-    from tilewright.ir.stage import Stage as Made
-
-    best, level, found = stage, before, False
+    best = stage
+    before: float | None = None
+    level = 0.0
     for name, change in changes.items():
-        tried = Made(stage.module.clone(), stage.weights.copy())
+        tried = Stage(stage.module.clone(), stage.weights.copy())
         scratch = _scratch(context, tried)
-        count = change(scratch, tried, samples)
-        tried = Made(tried.module, scratch.weights)
-        if not count:
+        if not change(scratch, tried, judge.samples):
             continue
-        reached = math.inf if before is None else trial(tried, real, context, samples, options)
-        better = level is None or reached > level + LEAST_GAIN_DB
-        if before is not None:
-            context.decide(
-                "network", STAGE, better, f"{name}: {before:.2f} -> {reached:.2f} dB at the outputs"
-            )
-        if better:
-            context.decisions += scratch.decisions
-            best, level, found = tried, reached, True
-        if before is None:
-            break
-    return best, None if level == math.inf else level, found
+        tried = Stage(tried.module, scratch.weights)
+        if not forced:
+            if before is None:
+                # Measured only where there is something to compare with it.
+                before = level = trial(stage, judge, context, options)
+            reached = trial(tried, judge, context, options)
+            better = reached > level + LEAST_GAIN_DB
+            text = f"{name}: {before:.2f} -> {reached:.2f} dB at the outputs"
+            context.decide("network", STAGE, better, text)
+            if not better:
+                continue
+            level = reached
+        context.decisions += scratch.decisions
+        best = tried
+    return best
 
 
 def _scratch(context: CompileContext, stage: Stage) -> CompileContext:
@@ -164,7 +158,6 @@ def _emitted(
     stage: Stage, context: CompileContext, samples: Sequence[Sample], options: QuantOptions
 ) -> Stage:
     """Return the stage quantised plainly, with ranges of these samples."""
-    from tilewright.ir.stage import Stage as Made
     from tilewright.ptq.prepare import Prepared, quantise
     from tilewright.quant.calibrate import observe
 
@@ -175,7 +168,7 @@ def _emitted(
     scratch = _scratch(context, stage)
     module = stage.module.clone()
     quantise(module, scratch, Prepared(table, [], stage), plain)
-    return Made(module, scratch.weights)
+    return Stage(module, scratch.weights)
 
 
 def _types(
@@ -194,13 +187,7 @@ def _types(
 
 
 def trial(
-    stage: Stage,
-    real: Stage,
-    context: CompileContext,
-    samples: Sequence[Sample],
-    options: QuantOptions,
+    stage: Stage, judge: OutputJudge, context: CompileContext, options: QuantOptions
 ) -> float:
-    """Return the signal-to-noise ratio, in dB, of the stage quantised plainly, against `real`."""
-    from tilewright.ptq.prepare import output_decibels
-
-    return output_decibels(real, _emitted(stage, context, samples, options), samples)
+    """Return what `judge` says of the stage quantised plainly, with ranges of its samples."""
+    return judge.decibels(_emitted(stage, context, judge.samples, options))

@@ -29,6 +29,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tilewright.ptq.peaks import channel_peaks
+from tilewright.quant.graph import layer_of, main_function, weight_name
+
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.ir import Operation, SSAValue
@@ -73,7 +76,8 @@ def equalize(
     pairs = find_pairs(module)
     if not pairs:
         return 0
-    maxima = channel_maxima(ctx, module, [pair.producer for pair in pairs], samples)
+    axes = {pair.producer: _channel_axis(pair.producer) for pair in pairs}
+    maxima = channel_peaks(ctx, module, axes, samples)
     changed = 0
     for pair in pairs:
         changed += _equalize_pair(ctx, pair, maxima[pair.producer], bounded)
@@ -82,8 +86,6 @@ def equalize(
 
 def find_pairs(module: ModuleOp) -> list[Pair]:
     """Return the convolutions whose result only convolutions with weights of their own read."""
-    from tilewright.quant.graph import main_function
-
     users: dict[SSAValue, int] = {}
     ops = list(main_function(module).body.block.ops)
     for op in ops:
@@ -108,53 +110,23 @@ def _scalable(op: Operation, users: Mapping[SSAValue, int]) -> bool:
         return False
     # A constant shared with another layer must not change.
     return (
-        _constant(op.operands[1]) is not None
+        weight_name(op.operands[1]) is not None
         and users[op.operands[1]] == 1
         and (
             is_absent(op.operands[2])
-            or (_constant(op.operands[2]) is not None and users[op.operands[2]] == 1)
+            or (weight_name(op.operands[2]) is not None and users[op.operands[2]] == 1)
         )
     )
 
 
-def _constant(value: SSAValue) -> str | None:
-    from xdsl.ir import Operation
-
-    from tilewright.quant.graph import layer_of
-
-    owner = value.owner
-    return layer_of(owner) if isinstance(owner, Operation) and owner.name == "top.weight" else None
-
-
-def channel_maxima(
-    ctx: CompileContext,
-    module: ModuleOp,
-    producers: list[Operation],
-    samples: Iterable[Mapping[str, Array]],
-) -> dict[Operation, FloatArray]:
-    """Return the largest magnitude of every output channel of `producers` over the samples."""
+def _channel_axis(op: Operation) -> int:
     from tilewright.dialects.top.base import Attrs
-    from tilewright.quant.graph import layer_of
-    from tilewright.runtime.float_executor import TopSession
 
-    session = TopSession(module, ctx.weights)
-    names = {layer_of(op): op for op in producers}
-    found: dict[Operation, FloatArray] = {}
-    for sample in samples:
-        for name, array in session.run(sample, list(names)).items():
-            op = names[name]
-            nhwc = Attrs(op.attributes).string("layout", "nchw") == "nhwc"
-            axis = array.ndim - 1 if nhwc else 1
-            others = tuple(a for a in range(array.ndim) if a != axis)
-            largest = np.abs(array).max(axis=others).astype(np.float64)
-            seen = found.get(op)
-            found[op] = largest if seen is None else np.maximum(seen, largest)
-    return found
+    return -1 if Attrs(op.attributes).string("layout", "nchw") == "nhwc" else 1
 
 
 def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray, bounded: bool) -> bool:
     from tilewright.dialects.top.base import Attrs, is_absent
-    from tilewright.quant.graph import layer_of
 
     layer = layer_of(pair.producer)
     attrs = Attrs(pair.producer.attributes)
@@ -181,13 +153,13 @@ def _equalize_pair(ctx: CompileContext, pair: Pair, maxima: FloatArray, bounded:
     if not (gain > 1).any():
         ctx.decide(layer, STAGE, False, "its channels have like ranges")
         return False
-    weight = _constant(pair.producer.operands[1])
+    weight = weight_name(pair.producer.operands[1])
     assert weight is not None
     array = ctx.weights.get(weight)
     column = gain.reshape(-1, *([1] * (array.ndim - 1)))
     ctx.weights.set(weight, (array * column).astype(array.dtype))
     if not is_absent(pair.producer.operands[2]):
-        bias = _constant(pair.producer.operands[2])
+        bias = weight_name(pair.producer.operands[2])
         assert bias is not None
         values = ctx.weights.get(bias)
         ctx.weights.set(bias, (values * gain).astype(values.dtype))
@@ -214,7 +186,7 @@ def _wanted(
     ctx: CompileContext, consumer: Operation, maxima: FloatArray, total: float
 ) -> FloatArray:
     """Return the gain of each input channel that suits `consumer`."""
-    name = _constant(consumer.operands[1])
+    name = weight_name(consumer.operands[1])
     assert name is not None
     weight = np.abs(_per_input(consumer, ctx.weights.get(name)).astype(np.float64))
     if weight.shape[2] == 1:
@@ -228,7 +200,7 @@ def _wanted(
 
 
 def _divide_inputs(ctx: CompileContext, consumer: Operation, gain: FloatArray) -> None:
-    name = _constant(consumer.operands[1])
+    name = weight_name(consumer.operands[1])
     assert name is not None
     weight = ctx.weights.get(name)
     grouped = _per_input(consumer, weight)

@@ -12,7 +12,6 @@ float32 on the host, and the product that makes the value gives its 32-bit sums.
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.diagnostics import UsageError
+from tilewright.diagnostics import UsageError, suggest
 from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
 
 if TYPE_CHECKING:
@@ -62,11 +61,10 @@ def mark_layers(module: ModuleOp, names: Iterable[str], context: CompileContext)
     }
     for name in names:
         if name not in layers:
-            near = difflib.get_close_matches(name, layers, n=3)
             raise UsageError(
                 "E0702",
                 f"there is no layer `{name}` to keep in float",
-                hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
+                hint=suggest(name, layers),
             )
         _mark(layers[name], "kept in float, as asked for", context)
 

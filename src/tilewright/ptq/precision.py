@@ -152,8 +152,8 @@ def choose(
     order = sorted(rows, key=_worth)
     candidates = [row.layer for row in order if row.gain > 0]
     loss8 = mixed.loss([], samples, expected, budget)
-    # The longest run of exchanges within the budget; losses need not grow steadily, so the
-    # answer of the search is measured itself, never inferred.
+    # By bisection: losses need not grow steadily, so a longer run may fit as well; but what is
+    # taken has been measured itself, never inferred.
     low, high, loss = 0, len(candidates), loss8
     while low < high:
         middle = (low + high + 1) // 2
@@ -241,7 +241,7 @@ class _Mixture:
         budget: Budget,
     ) -> float:
         """Return what is lost against the float model: points of agreement, or minus decibels."""
-        from tilewright.quant.compare import top1_agreement
+        from tilewright.quant.compare import decibel, top1_agreement
 
         pairs: list[tuple[Array, Array]] = []
         for sample, wanted in zip(samples, expected, strict=True):
@@ -252,9 +252,7 @@ class _Mixture:
             return 100.0 * (1.0 - same)
         noise = _power(a - b for a, b in pairs)
         signal = _power(a for a, _ in pairs)
-        if noise == 0:
-            return -math.inf
-        return -10.0 * math.log10(signal / noise) if signal > 0 else math.inf
+        return -decibel(signal, noise)
 
 
 def _name(op: Operation) -> str:

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tilewright.diagnostics import TilewrightError
+from tilewright.ir.stage import Stage
+from tilewright.quant.compare import decibel
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
 
     from tilewright.ir.context import CompileContext
-    from tilewright.ir.stage import Stage
     from tilewright.ir.weights import WeightStore
     from tilewright.passes import Hook
     from tilewright.ptq.options import QuantOptions
@@ -171,15 +172,9 @@ def _refuse_shapes(shapes: Shapes) -> tuple[ModuleOp, WeightStore]:
 
 def _fits(top: Stage, sample: Sample) -> bool:
     """Whether a sample has the shapes of the graph's inputs."""
-    from tilewright.dialects.quant import shape_of
-    from tilewright.quant.graph import argument_names, main_function
+    from tilewright.quant.graph import input_shapes
 
-    main = main_function(top.module)
-    shapes = {
-        name: tuple(shape_of(argument))
-        for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
-    }
-    return {name: np.shape(array) for name, array in sample.items()} == shapes
+    return {name: np.shape(array) for name, array in sample.items()} == input_shapes(top.module)
 
 
 def _fitting(top: Stage, samples: Sequence[Sample]) -> list[Sample]:
@@ -260,7 +255,6 @@ def improve_codes(
     Layers are fitted one by one, each judged by itself; what counts is the network. Samples kept
     out of the fit say whether its outputs came closer to the float ones, else all is taken back.
     """
-    from tilewright.ir.stage import Stage
     from tilewright.ptq.sequential import improve
     from tilewright.transforms.quant.given import brings_scales
 
@@ -274,8 +268,8 @@ def improve_codes(
     rows = improve(prepared.top, stage, fitted, options)
     if not rows:
         return
-    first = output_decibels(prepared.top, Stage(module, before), judged)
-    last = output_decibels(prepared.top, stage, judged)
+    judge = OutputJudge(prepared.top, judged)
+    first, last = judge.decibels(Stage(module, before)), judge.decibels(stage)
     better = last >= first
     context.decide(
         "network",
@@ -303,31 +297,41 @@ def improve_codes(
         )
 
 
-def output_decibels(top: Stage, quant: Stage, samples: Sequence[Sample]) -> float:
-    """Return the outputs' signal-to-noise ratio in dB, averaged over the outputs.
+class OutputJudge:
+    """Says how close quantised networks come to one float network on a few samples."""
 
-    By the fast executor: for decisions, not for reports.
-    """
-    from tilewright.quant.fast import FastSession
-    from tilewright.runtime.float_executor import TopSession
+    def __init__(self, top: Stage, samples: Sequence[Sample]) -> None:
+        """Run the float network, once for all that are judged."""
+        from tilewright.runtime.float_executor import TopSession
 
-    real = TopSession(top.module, top.weights)
-    fast = FastSession(quant.module, quant.weights)
-    signal: dict[str, float] = {}
-    noise: dict[str, float] = {}
-    for sample in samples:
-        wanted, got = real.run(sample), fast.run(sample)
-        for name, array in wanted.items():
-            exact = array.astype(np.float64)
-            error = got[name].astype(np.float64) - exact
-            signal[name] = signal.get(name, 0.0) + float(np.square(exact).sum())
-            noise[name] = noise.get(name, 0.0) + float(np.square(error).sum())
-    # An output without a signal, or without noise, says nothing; both bounds are beyond any codes.
-    levels = [
-        10 * math.log10(signal[name] / noise[name]) if noise[name] and signal[name] else BEST_DB
-        for name in signal
-    ]
-    return min(sum(levels) / len(levels), BEST_DB) if levels else BEST_DB
+        session = TopSession(top.module, top.weights)
+        self.samples = list(samples)
+        self._wanted = [session.run(sample) for sample in self.samples]
+
+    def decibels(self, quant: Stage) -> float:
+        """Return the outputs' signal-to-noise ratio in dB, averaged over the outputs.
+
+        By the fast executor: for decisions, not for reports.
+        """
+        from tilewright.quant.fast import FastSession
+
+        fast = FastSession(quant.module, quant.weights)
+        signal: dict[str, float] = {}
+        noise: dict[str, float] = {}
+        for sample, wanted in zip(self.samples, self._wanted, strict=True):
+            got = fast.run(sample)
+            for name, array in wanted.items():
+                exact = array.astype(np.float64)
+                error = got[name].astype(np.float64) - exact
+                signal[name] = signal.get(name, 0.0) + float(np.square(exact).sum())
+                noise[name] = noise.get(name, 0.0) + float(np.square(error).sum())
+        # An output without a signal, or without noise, says nothing; both bounds are beyond any
+        # codes.
+        levels = [
+            decibel(signal[name], noise[name]) if noise[name] and signal[name] else BEST_DB
+            for name in signal
+        ]
+        return min(sum(levels) / len(levels), BEST_DB) if levels else BEST_DB
 
 
 def _decibel(share: float) -> str:

@@ -320,14 +320,9 @@ def _is_sure(gain: FloatArray, errors: float = 1.0) -> bool:
 
 def _fitting(module: ModuleOp, samples: Sequence[Sample]) -> list[Sample]:
     """Return the samples that have the shapes of the module's inputs."""
-    from tilewright.dialects.quant import shape_of
-    from tilewright.quant.graph import argument_names, main_function
+    from tilewright.quant.graph import input_shapes
 
-    main = main_function(module)
-    shapes = {
-        name: tuple(shape_of(argument))
-        for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
-    }
+    shapes = input_shapes(module)
     return [
         sample
         for sample in samples

@@ -4,20 +4,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-
-def compiled(**options):
-    """Return a decorator that compiles, keeping the result for later runs where possible."""
-
-    def decorate(function):
-        try:
-            return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-        except RuntimeError:
-            # Neither beside this file nor in the user's folder can anything be written.
-            return njit(nogil=True, error_model="numpy", **options)(function)
-
-    return decorate
+from tilewright.quant.jit import compiled
 
 
 @compiled()

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function
+from tilewright.ptq.peaks import channel_peaks
+from tilewright.quant.graph import KEEP_FLOAT, layer_of, main_function, weight_name
 
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
@@ -68,7 +69,7 @@ def smooth(
     places = find_places(module)
     if not places:
         return 0
-    peaks = _channel_peaks(ctx, module, places, samples)
+    peaks = channel_peaks(ctx, module, {place.norm: -1 for place in places}, samples)
     of_floats = share if float_share is None else float_share
     return sum(
         _smooth(
@@ -91,14 +92,14 @@ def find_places(module: ModuleOp) -> list[Place]:
     found: list[Place] = []
     for op in ops:
         kept = KEEP_FLOAT in op.attributes and len(op.results) == 1
-        norm = op.name == "top.layer_norm" and _constant(op.operands[1]) is not None
+        norm = op.name == "top.layer_norm" and weight_name(op.operands[1]) is not None
         if not (kept or norm):
             continue
         shape: tuple[int, ...] = tuple(op.results[0].type.get_shape())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
         if not shape:
             continue
         channels = shape[-1]
-        constants = [v for v in op.operands[1:3] if norm and _constant(v) is not None]
+        constants = [v for v in op.operands[1:3] if norm and weight_name(v) is not None]
         # Factors a channel need constants a channel, and only one normalised axis.
         if any(tuple(v.type.get_shape()) != (channels,) for v in constants):  # pyright: ignore[reportAttributeAccessIssue, reportUnknownArgumentType, reportUnknownMemberType]
             continue
@@ -119,39 +120,12 @@ def find_places(module: ModuleOp) -> list[Place]:
 
 def _columns(op: Operation) -> int | None:
     """Return how many input channels a layer with a constant matrix reads, or None."""
-    if op.name not in ("top.linear", "top.matmul") or _constant(op.operands[1]) is None:
+    if op.name not in ("top.linear", "top.matmul") or weight_name(op.operands[1]) is None:
         return None
     shape: tuple[int, ...] = tuple(op.operands[1].type.get_shape())  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType, reportUnknownArgumentType]
     if len(shape) != 2:
         return None
     return shape[1] if op.name == "top.linear" else shape[0]
-
-
-def _constant(value: SSAValue) -> str | None:
-    from xdsl.ir import Operation
-
-    owner = value.owner
-    return layer_of(owner) if isinstance(owner, Operation) and owner.name == "top.weight" else None
-
-
-def _channel_peaks(
-    ctx: CompileContext,
-    module: ModuleOp,
-    places: list[Place],
-    samples: Iterable[Mapping[str, Array]],
-) -> dict[Operation, FloatArray]:
-    """Return the largest magnitude of every channel of the normalised values."""
-    from tilewright.runtime.float_executor import TopSession
-
-    session = TopSession(module, ctx.weights)
-    names = {layer_of(place.norm): place.norm for place in places}
-    found: dict[Operation, FloatArray] = {}
-    for sample in samples:
-        for name, array in session.run(sample, list(names)).items():
-            largest = np.abs(array).max(axis=tuple(range(array.ndim - 1))).astype(np.float64)
-            seen = found.get(names[name])
-            found[names[name]] = largest if seen is None else np.maximum(seen, largest)
-    return found
 
 
 def _smooth(ctx: CompileContext, place: Place, peaks: FloatArray, share: float) -> int:
@@ -188,12 +162,12 @@ def _smooth(ctx: CompileContext, place: Place, peaks: FloatArray, share: float) 
             reader.operands[0] = twin.results[0]
         norm = twin
     for index in (1, 2) if norm.name == "top.layer_norm" else ():
-        name = _constant(norm.operands[index])
+        name = weight_name(norm.operands[index])
         if name is not None:
             array = ctx.weights.get(name)
             _replace(ctx, norm, index, f"{name}/smooth", (array / factor).astype(array.dtype))
     for reader in place.readers:
-        name = _constant(reader.operands[1])
+        name = weight_name(reader.operands[1])
         assert name is not None
         array = ctx.weights.get(name)
         scaled = array * (factor if reader.name == "top.linear" else factor[:, None])
@@ -230,7 +204,7 @@ def _multiply(ctx: CompileContext, place: Place, factor: FloatArray) -> None:
 
 def _matrix(ctx: CompileContext, op: Operation) -> Array:
     """Return a layer's weights as `[out, in]`."""
-    name = _constant(op.operands[1])
+    name = weight_name(op.operands[1])
     assert name is not None
     array = ctx.weights.get(name)
     return array if op.name == "top.linear" else array.T

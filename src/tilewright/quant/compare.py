@@ -69,13 +69,6 @@ def cosine(reference: Array, value: Array) -> float:
     return float(a @ b) / norm
 
 
-def max_abs_difference(reference: Array, value: Array) -> float:
-    """Return the largest absolute difference (0 for empty arrays)."""
-    if reference.size == 0:
-        return 0.0
-    return float(np.abs(reference.astype(np.float64) - value.astype(np.float64)).max())
-
-
 def top1_agreement(references: Iterable[Array], values: Iterable[Array]) -> float:
     """Return the share of outputs (class scores on the last axis) whose best class is the same."""
     same = total = 0

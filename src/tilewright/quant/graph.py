@@ -9,7 +9,7 @@ from tilewright.diagnostics import TilewrightError
 if TYPE_CHECKING:
     from xdsl.dialects.builtin import ModuleOp
     from xdsl.dialects.func import FuncOp
-    from xdsl.ir import Operation
+    from xdsl.ir import Operation, SSAValue
 
 
 KEEP_FLOAT = "keep_float"
@@ -39,6 +39,25 @@ def layer_of(op: Operation) -> str:
 
     name = op.attributes.get("name")
     return name.data if isinstance(name, StringAttr) else op.name
+
+
+def weight_name(value: SSAValue) -> str | None:
+    """Return the store name of a constant, or None if `value` is none."""
+    from xdsl.ir import Operation
+
+    owner = value.owner
+    return layer_of(owner) if isinstance(owner, Operation) and owner.name == "top.weight" else None
+
+
+def input_shapes(module: ModuleOp) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of `@main`'s arguments by name."""
+    from tilewright.dialects.quant import shape_of
+
+    main = main_function(module)
+    return {
+        name: tuple(shape_of(argument))
+        for name, argument in zip(argument_names(main), main.body.block.args, strict=True)
+    }
 
 
 def argument_names(main: FuncOp) -> list[str]:

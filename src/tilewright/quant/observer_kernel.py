@@ -9,26 +9,14 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+
+from tilewright.quant.jit import compiled
 
 RUN = 16
 """Neighbouring elements that are taken or left together when a large tensor is sampled."""
 
 _ORDER_FREE = {"reassoc", "contract", "arcp", "nsz"}
 """Sums may be taken in any order; NaN and infinity keep their meaning."""
-
-
-def compiled(**options):
-    """Return a decorator that compiles, keeping the result for later runs where possible."""
-
-    def decorate(function):
-        try:
-            return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-        except RuntimeError:
-            # Neither beside this file nor in the user's folder can anything be written.
-            return njit(nogil=True, error_model="numpy", **options)(function)
-
-    return decorate
 
 
 @compiled()

@@ -62,7 +62,7 @@ class ToolParser(argparse.ArgumentParser):
         Raises:
             UsageError: an unknown option (similar ones are named) or a second positional.
         """
-        from tilewright.passes import suggest
+        from tilewright.diagnostics import suggest
 
         known, rest = self.parse_known_intermixed_args(list(argv))
         if rest:

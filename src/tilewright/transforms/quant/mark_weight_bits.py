@@ -9,7 +9,6 @@ What the attribute means: docs/concepts/quantisation.md, "Weights".
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from xdsl.context import Context
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp, i32
 from xdsl.passes import ModulePass
 
-from tilewright.diagnostics import UsageError
+from tilewright.diagnostics import UsageError, suggest
 from tilewright.dialects.quant import WEIGHT_CODES
 from tilewright.ir.context import compile_context
 from tilewright.quant.graph import layer_of, main_function
@@ -61,11 +60,10 @@ def mark_weight_bits(
     }
     for name in layer_bits:
         if name not in layers:
-            near = difflib.get_close_matches(name, layers, n=3)
             raise UsageError(
                 "E0702",
                 f"`{name}` is no layer with weights",
-                hint=f"did you mean {' or '.join(f'`{item}`' for item in near)}?" if near else "",
+                hint=suggest(name, layers),
             )
     for name, op in layers.items():
         if "weight_scale" in op.attributes:
