@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 Sample = Mapping[str, Array]
 
 MOST_SAMPLES = 64
-"""Samples that are used on the default level."""
+"""At most so many samples are used."""
 
 LEAST_SAMPLES = 4
 """With fewer there is nothing to check a fit against."""
